@@ -1,0 +1,1 @@
+"""From tasks to draws, and from scored groups to packed training batches."""

@@ -1,0 +1,1 @@
+"""Episodes: exact token records, running groups, and the bound on staleness."""

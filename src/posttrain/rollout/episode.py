@@ -1,0 +1,155 @@
+"""One episode, and a group of them. A failure ends as an `Invalid` verdict, never an exception."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from posttrain.errors import EngineError
+from posttrain.protocols import EnvSpec, Reward, Sampler
+from posttrain.randomness import derive_seed
+from posttrain.rollout.recorder import Recorder, Renderer
+from posttrain.types import (
+    Draw,
+    FinishReason,
+    Group,
+    Invalid,
+    InvalidKind,
+    SamplingParams,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+
+_STOPS = {
+    FinishReason.LENGTH: StopReason.LENGTH,
+    FinishReason.CONTEXT: StopReason.CONTEXT,
+    FinishReason.ABORT: StopReason.ABORTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """Checked in this order after each turn: the engine's finish reason (a truncated answer is
+    still given to the environment), the environment's own end, turns; wall time at any moment."""
+
+    max_turns: int
+    timeout_s: float
+    max_attempts: int
+
+
+class EpisodeRunner:
+    """Runs episodes of one environment against one sampler."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        reward: Reward | None,
+        sampler: Sampler,
+        renderer: Renderer,
+        limits: EpisodeLimits,
+    ) -> None:
+        self._spec = spec
+        self._reward = reward
+        self._sampler = sampler
+        self._renderer = renderer
+        self._limits = limits
+
+    async def group(
+        self, task: Task, draw: Draw, group_size: int, params: SamplingParams
+    ) -> Group:
+        """All siblings of a draw, concurrently."""
+        members = await asyncio.gather(
+            *(self.trajectory(task, draw, i, params) for i in range(group_size))
+        )
+        return Group(draw, tuple(members))
+
+    async def trajectory(
+        self, task: Task, draw: Draw, sample_index: int, params: SamplingParams
+    ) -> Trajectory:
+        """One sibling; a retryable failure is tried again in a fresh environment.
+
+        Every attempt has the same seed: a retry repeats the draw, it does not draw again.
+        """
+        attempt = 1
+        while True:
+            result = await self._attempt(task, draw, sample_index, params, attempt)
+            verdict = result.verdict
+            again = isinstance(verdict, Invalid) and verdict.retryable
+            if not again or attempt >= self._limits.max_attempts:
+                return result
+            attempt += 1
+
+    async def _attempt(
+        self, task: Task, draw: Draw, sample_index: int, params: SamplingParams, attempt: int
+    ) -> Trajectory:
+        recorder = Recorder(self._renderer)
+        seed = derive_seed(draw.seed, "episode", sample_index)
+        stop = StopReason.FAILED
+        verdict: Verdict
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                stop, verdict = await self._play(task, seed, recorder, params)
+        except TimeoutError:
+            stop = StopReason.TIMEOUT
+            verdict = Invalid(
+                InvalidKind.ENV_TIMEOUT,
+                f"episode passed rollout.episode_timeout_s = {self._limits.timeout_s:g} s",
+                retryable=True,
+            )
+        except EngineError as error:
+            verdict = Invalid(InvalidKind.ENGINE_ERROR, str(error))
+        except Exception as error:  # boundary: the environment's failure is data
+            verdict = Invalid(
+                InvalidKind.ENV_ERROR, f"{type(error).__name__}: {error}", retryable=True
+            )
+        return Trajectory(
+            draw_id=draw.draw_id,
+            sample_index=sample_index,
+            seed=seed,
+            turns=recorder.turns,
+            sequences=recorder.sequences(),
+            verdict=verdict,
+            stop_reason=stop,
+            attempts=attempt,
+            fingerprint=task.fingerprint,
+        )
+
+    async def _play(
+        self, task: Task, seed: int, recorder: Recorder, params: SamplingParams
+    ) -> tuple[StopReason, Verdict]:
+        env = self._spec.make(task)
+        try:
+            observation = await env.reset(derive_seed(seed, "env"))
+            prompt = recorder.begin(observation.messages)
+            for turn_index in range(self._limits.max_turns):
+                turn_seed = derive_seed(seed, "turn", turn_index)
+                completion = await self._sampler.generate(prompt, params, turn_seed)
+                turn = recorder.sampled(completion)
+                if completion.finish_reason is FinishReason.ABORT:
+                    return StopReason.ABORTED, Invalid(
+                        InvalidKind.ABORTED, "the request was aborted", retryable=True
+                    )
+                outcome = await env.step(turn)
+                stop = _STOPS.get(completion.finish_reason)
+                if outcome.terminated or outcome.truncated or stop is StopReason.CONTEXT:
+                    if stop is None:
+                        ended = outcome.terminated
+                        stop = StopReason.TERMINATED if ended else StopReason.ENV_TRUNCATED
+                    return stop, outcome.verdict or await self._judge(task, recorder.turns)
+                assert outcome.observation is not None
+                prompt = recorder.observe(outcome.observation.messages)
+            return StopReason.MAX_TURNS, await self._judge(task, recorder.turns)
+        finally:
+            await env.close()
+
+    async def _judge(self, task: Task, turns: Sequence[Turn]) -> Verdict:
+        if self._reward is None:
+            return Invalid(
+                InvalidKind.ENV_ERROR,
+                f"environment {self._spec.name} ended without a verdict and has no reward",
+            )
+        return await self._reward.score(task, turns)

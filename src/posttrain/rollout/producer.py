@@ -1,0 +1,106 @@
+"""Keeps enough groups in flight and hands them out in the order they were drawn.
+
+    take()      consumes finished groups; waits for the oldest draws; unblocked by `_roll`
+    _roll()     consumes a draw; produces a journalled group; a failure surfaces in `take`
+
+The bound: a draw is submitted only while
+
+    submitted < (policy_version + max_policy_lag + 1) * groups_per_step
+
+so a group submitted at version v trains at step s with s - 1 - v <= max_policy_lag (the proof is in
+docs/staleness.md); `take` checks it again where the group is consumed. Handing out by submission
+order keeps short answers from being favoured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from posttrain.protocols import Curriculum, RunJournal
+from posttrain.rollout.episode import EpisodeRunner
+from posttrain.types import Draw, Group, SamplingParams
+
+
+class RolloutProducer:
+    """Draws tasks, runs their groups, journals them, and delivers them."""
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        curriculum: Curriculum,
+        journal: RunJournal,
+        params: SamplingParams,
+        *,
+        groups_per_step: int,
+        group_size: int,
+        max_policy_lag: int,
+        num_steps: int,
+        next_draw_id: int = 0,
+        open_draws: Iterable[tuple[Draw, Group | None]] = (),
+    ) -> None:
+        """`open_draws` are those a former process left open, with the group if it was finished."""
+        self._runner = runner
+        self._curriculum = curriculum
+        self._journal = journal
+        self._params = params
+        self._groups_per_step = groups_per_step
+        self._group_size = group_size
+        self._max_policy_lag = max_policy_lag
+        self._last_draw_id = num_steps * groups_per_step - 1
+        self._next_draw_id = next_draw_id
+        self._left_open = list(open_draws)
+        self._pending: dict[int, asyncio.Task[Group]] = {}
+        self.num_in_flight = 0
+
+    async def take(self, policy_version: int) -> list[Group]:
+        """The next `groups_per_step` groups in draw order, none older than the bound allows.
+
+        A group that aged out is dropped as a whole and journalled with its reason, and the next
+        one takes its place.
+        """
+        taken: list[Group] = []
+        while len(taken) < self._groups_per_step:
+            self.submit(policy_version, extra=self._groups_per_step - len(taken))
+            draw_id = min(self._pending)
+            group = await self._pending.pop(draw_id)
+            oldest = group.min_policy_version
+            if oldest >= 0 and policy_version - oldest > self._max_policy_lag:
+                self._journal.drop_draw(draw_id, "stale")
+                continue
+            taken.append(group)
+        return taken
+
+    def submit(self, policy_version: int, extra: int = 0) -> None:
+        """Start draws up to the bound; `extra` are started even when dropped draws used it up."""
+        for draw, group in self._left_open:
+            self._pending[draw.draw_id] = asyncio.create_task(self._roll(draw, group))
+        self._left_open.clear()
+        allowed = (policy_version + self._max_policy_lag + 1) * self._groups_per_step
+        while (
+            self._next_draw_id < allowed and self._next_draw_id <= self._last_draw_id
+        ) or len(self._pending) < extra:
+            draw = self._curriculum.draw(self._next_draw_id)
+            self._next_draw_id += 1
+            self._journal.record_draw(draw)
+            self._pending[draw.draw_id] = asyncio.create_task(self._roll(draw, None))
+
+    async def close(self) -> None:
+        """Stop what is in flight. Its draws stay open in the journal and are redone on resume."""
+        for task in self._pending.values():
+            task.cancel()
+        await asyncio.gather(*self._pending.values(), return_exceptions=True)
+        self._pending.clear()
+
+    async def _roll(self, draw: Draw, group: Group | None) -> Group:
+        if group is not None:
+            return group
+        self.num_in_flight += 1
+        try:
+            task = self._curriculum.task(draw)
+            group = await self._runner.group(task, draw, self._group_size, self._params)
+        finally:
+            self.num_in_flight -= 1
+        self._journal.record_group(group)
+        self._curriculum.observe(group)
+        return group

@@ -1,0 +1,188 @@
+"""Exact tokens over turns.
+
+What was sampled is kept as ids. The next prompt is the previous ids, plus what the chat template
+writes between an assistant turn and the next generation prompt; nothing is ever decoded and
+encoded again. Where a template rewrites history (dropped thinking, trimmed text), the record
+forks: a new sequence starts from the template's own rendering, in which earlier sampled text is
+observation, so every sampled token still trains exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from posttrain.errors import ModelError
+from posttrain.types import (
+    Completion,
+    FinishReason,
+    Int32,
+    Message,
+    TokenKind,
+    TokenSequence,
+    Turn,
+)
+
+_MARK = "\u2045posttrain-turn-{}\u2046"
+"""Stands for an assistant's text while the template is asked what it writes around it."""
+
+
+@dataclass
+class _Growing:
+    """A sequence under construction."""
+
+    token_ids: list[int] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def add(self, ids: Sequence[int], kinds: Sequence[int]) -> None:
+        self.token_ids.extend(ids)
+        self.kinds.extend(kinds)
+        self.logprobs.extend([0.0] * len(ids))
+        self.versions.extend([-1] * len(ids))
+
+    def add_sampled(self, completion: Completion) -> None:
+        self.token_ids.extend(completion.token_ids.tolist())
+        self.kinds.extend([TokenKind.SAMPLED] * len(completion))
+        self.logprobs.extend(completion.sampler_logprobs.tolist())
+        self.versions.extend(completion.policy_versions.tolist())
+
+    def freeze(self) -> TokenSequence:
+        return TokenSequence.build(self.token_ids, self.kinds, self.logprobs, self.versions)
+
+
+class Renderer:
+    """The one way from messages to prompt ids, for training, rollout and evaluation alike."""
+
+    def __init__(self, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise ModelError(
+                f"tokenizer {getattr(tokenizer, 'name_or_path', '?')} has no chat template; add a "
+                "chat_template.jinja to the model folder, or use an instruct model"
+            )
+        self._tokenizer = tokenizer
+        self.eos_token_ids = frozenset(eos_token_ids)
+
+    def text(self, messages: Sequence[dict[str, str]], generation_prompt: bool) -> str:
+        """The template's text."""
+        return self._tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=generation_prompt
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of rendered text. The template has written every special token, so none is added."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def encode_with_kinds(self, text: str, scaffold_from: int) -> tuple[list[int], list[int]]:
+        """Ids, and OBSERVATION before character `scaffold_from`, SCAFFOLD from there on."""
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        kinds = [
+            TokenKind.SCAFFOLD if start >= scaffold_from else TokenKind.OBSERVATION
+            for start, _ in encoded["offset_mapping"]
+        ]
+        return list(encoded["input_ids"]), [int(k) for k in kinds]
+
+    def prompt_ids(self, messages: Sequence[Message]) -> Int32:
+        """Prompt ids [P] int32 of an opening conversation."""
+        return np.asarray(self.encode(self.text(_dicts(messages), True)), np.int32)
+
+
+class Recorder:
+    """Builds the prompt of each turn and the token sequences of one trajectory."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._history: list[dict[str, str]] = []
+        self._sequences: list[_Growing] = []
+        self._turns: list[Turn] = []
+        self.num_forks = 0
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return tuple(self._turns)
+
+    def begin(self, messages: Sequence[Message]) -> Int32:
+        """The first prompt."""
+        self._history = _dicts(messages)
+        self._start_sequence()
+        return self._prompt()
+
+    def sampled(self, completion: Completion) -> Turn:
+        """Record what the policy answered to the last prompt."""
+        turn = Turn(self._prompt(), completion)
+        self._sequences[-1].add_sampled(completion)
+        self._history.append({"role": "assistant", "content": completion.text})
+        self._turns.append(turn)
+        return turn
+
+    def observe(self, messages: Sequence[Message]) -> Int32:
+        """Append the environment's messages; returns the next prompt [P] int32."""
+        new = _dicts(messages)
+        glue = self._glue(new)
+        self._history.extend(new)
+        if glue is None:
+            self.num_forks += 1
+            self._start_sequence()
+            return self._prompt()
+        text, scaffold_from = glue
+        ids, kinds = self._renderer.encode_with_kinds(text, scaffold_from)
+        completion = self._turns[-1].completion
+        ended = completion.finish_reason is FinishReason.EOS
+        if ended and ids and ids[0] == int(completion.token_ids[-1]):
+            ids, kinds = ids[1:], kinds[1:]  # the sampled end of turn is the template's
+        self._sequences[-1].add(ids, kinds)
+        return self._prompt()
+
+    def sequences(self) -> tuple[TokenSequence, ...]:
+        """All sequences that hold a sampled token."""
+        frozen = (s.freeze() for s in self._sequences)
+        return tuple(s for s in frozen if s.loss_mask.any())
+
+    def _prompt(self) -> Int32:
+        return np.asarray(self._sequences[-1].token_ids, np.int32)
+
+    def _start_sequence(self) -> None:
+        full = self._renderer.text(self._history, True)
+        body = len(self._renderer.text(self._history, False))
+        growing = _Growing()
+        growing.add(*self._renderer.encode_with_kinds(full, body))
+        self._sequences.append(growing)
+
+    def _glue(self, new: list[dict[str, str]]) -> tuple[str, int] | None:
+        """What the template writes after the last assistant turn, or None if it rewrites history.
+
+        The template is asked twice: with the real texts, and with marks in place of them. Only if
+        both agree everywhere does it leave earlier turns as they were.
+        """
+        marks = iter(_MARK.format(i) for i in range(len(self._history)))
+        marked = [
+            {**m, "content": next(marks)} if m["role"] == "assistant" else m for m in self._history
+        ]
+        texts = [m["content"] for m in self._history if m["role"] == "assistant"]
+        before = self._renderer.text(marked[:-1], True)
+        after = self._renderer.text([*marked, *new], True)
+        last = marked[-1]["content"]
+        if not after.startswith(before + last):
+            return None
+        real = self._renderer.text([*self._history, *new], True)
+        expected = after
+        for i, text in enumerate(texts):
+            expected = expected.replace(marked_name(marked, i), text, 1)
+        if expected != real:
+            return None
+        suffix = after[len(before) + len(last) :]
+        without = self._renderer.text([*marked, *new], False)
+        return suffix, len(without) - len(before) - len(last)
+
+
+def marked_name(marked: Sequence[dict[str, str]], index: int) -> str:
+    """The mark that stands for assistant turn `index`."""
+    return [m["content"] for m in marked if m["role"] == "assistant"][index]
+
+
+def _dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
+    return [{"role": m.role, "content": m.plain_text()} for m in messages]

@@ -1,0 +1,257 @@
+"""The embedded engine: batched decoding with a KV cache on the learner's own weights.
+
+Requests join and leave a running batch between two tokens. Prompts that are equal are computed
+once. A request's tokens and log-probs are a function of its ids, params, seed and the weights.
+
+    generate()  consumes a request; waits for its completion; unblocked by `_run`
+    _run()      consumes waiting requests; produces completions; ends when nothing is left
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from posttrain.errors import EngineError
+from posttrain.randomness import generator
+from posttrain.sampling.choose import choose_tokens
+from posttrain.training import attention
+from posttrain.training.policy import Policy
+from posttrain.types import Completion, FinishReason, Int32, SamplingParams
+
+PREFILL_TOKENS = 4096
+
+
+@dataclass(eq=False)
+class _Request:
+    prompt: Int32
+    params: SamplingParams
+    uniforms: np.ndarray
+    future: asyncio.Future[Completion]
+    max_tokens: int
+    limited_by_context: bool
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    @property
+    def position(self) -> int:
+        """Position of the newest token, the one to feed next."""
+        return len(self.prompt) + len(self.token_ids) - 1
+
+
+class EmbeddedSampler:
+    """Implements `protocols.Sampler`. Runs on the event loop's thread, one token per turn of it."""
+
+    def __init__(self, policy: Policy, *, max_batch: int, version: int = 0) -> None:
+        self._policy = policy
+        self._max_batch = max_batch
+        self._version = version
+        self._waiting: deque[_Request] = deque()
+        self._running: list[_Request] = []
+        self._cache = attention.KVCache(policy.num_layers, max_batch)
+        self._driver: asyncio.Task[None] | None = None
+        self._busy_s = 0.0
+        self._sampled = 0
+        self._prefilled = 0
+
+    async def generate(self, token_ids: Int32, params: SamplingParams, seed: int) -> Completion:
+        """One completion. Raises EngineError for an empty prompt, one that fills the context, or
+        ids outside the vocabulary."""
+        room = self._policy.max_context - len(token_ids)
+        if len(token_ids) == 0 or room < 1:
+            raise EngineError(
+                f"a prompt of {len(token_ids)} tokens cannot be continued in a context of "
+                f"{self._policy.max_context}; shorten it or raise model.max_context"
+            )
+        if token_ids.min() < 0 or token_ids.max() >= self._policy.vocab_size:
+            raise EngineError(
+                f"token ids span {token_ids.min()}..{token_ids.max()}, outside the vocabulary of "
+                f"{self._policy.vocab_size}; the tokenizer is not this model's"
+            )
+        limit = min(params.max_tokens, room)
+        request = _Request(
+            prompt=token_ids,
+            params=params,
+            uniforms=generator(seed).random(limit),
+            future=asyncio.get_running_loop().create_future(),
+            max_tokens=limit,
+            limited_by_context=room < params.max_tokens,
+        )
+        self._waiting.append(request)
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.create_task(self._run())
+        try:
+            return await request.future
+        finally:
+            if not request.future.done() or request.future.cancelled():
+                self._forget(request)
+
+    async def load_weights(self, version: int) -> None:
+        """The learner's weights are these weights; only the label of new tokens changes.
+
+        Running sequences go on with keys computed by the old weights; their tokens say so.
+        """
+        self._version = version
+
+    async def abort(self) -> None:
+        for request in [*self._running, *self._waiting]:
+            self._finish(request, FinishReason.ABORT)
+        self._running.clear()
+        self._waiting.clear()
+
+    def stats(self) -> Mapping[str, float]:
+        """`sampler/*` since the last call."""
+        busy, sampled, prefilled = self._busy_s, self._sampled, self._prefilled
+        self._busy_s, self._sampled, self._prefilled = 0.0, 0, 0
+        return {
+            "sampler/busy_s": busy,
+            "sampler/tokens": float(sampled),
+            "sampler/prefill_tokens": float(prefilled),
+            "sampler/tok_per_s": sampled / busy if busy else 0.0,
+        }
+
+    async def _run(self) -> None:
+        try:
+            while self._running or self._waiting:
+                started = time.perf_counter()
+                with torch.no_grad():
+                    self._admit()
+                    self._decode()
+                self._busy_s += time.perf_counter() - started
+                await asyncio.sleep(0)  # let finished requests' owners act and new ones arrive
+        except Exception as error:  # boundary: every owner gets the engine's failure
+            for request in [*self._running, *self._waiting]:
+                if not request.future.done():
+                    failure = EngineError(f"embedded engine: {type(error).__name__}: {error}")
+                    failure.__cause__ = error
+                    request.future.set_exception(failure)
+            self._running.clear()
+            self._waiting.clear()
+
+    def _admit(self) -> None:
+        """Prefill waiting requests while rows are free, equal prompts once."""
+        while self._waiting and len(self._running) < self._max_batch:
+            joining: list[_Request] = []
+            prompts: dict[bytes, list[_Request]] = {}
+            tokens = 0
+            while self._waiting and len(self._running) + len(joining) < self._max_batch:
+                request = self._waiting[0]
+                key = request.prompt.tobytes()
+                new_tokens = 0 if key in prompts else len(request.prompt)
+                if joining and tokens + new_tokens > PREFILL_TOKENS:
+                    break
+                tokens += new_tokens
+                prompts.setdefault(key, []).append(self._waiting.popleft())
+                joining.append(request)
+            self._prefill(list(prompts.values()), tokens)
+
+    def _prefill(self, siblings: list[list[_Request]], num_tokens: int) -> None:
+        prompts = [members[0].prompt for members in siblings]
+        lengths = [len(p) for p in prompts]
+        ids = torch.from_numpy(np.concatenate(prompts).astype(np.int64))
+        positions = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths]))
+        sink = self._cache_sink(siblings, lengths)
+        hidden = self._policy.hidden(
+            ids, positions, lambda rows: attention.PackedLayout(lengths, rows, kv_sink=sink)
+        )
+        last = torch.from_numpy(np.cumsum(lengths) - 1)
+        logits = self._policy.logits(hidden[last])
+        self._prefilled += num_tokens
+        owner = torch.tensor([i for i, members in enumerate(siblings) for _ in members])
+        joined = [request for members in siblings for request in members]
+        self._running.extend(joined)
+        self._take(joined, logits[owner])
+
+    def _cache_sink(self, siblings: list[list[_Request]], lengths: list[int]):  # noqa: ANN202
+        """Where prefill's keys go: each prompt's tokens into the row of every sibling."""
+        first = len(self._running)
+        rows, positions, sources = [], [], []
+        start = 0
+        for members, length in zip(siblings, lengths, strict=True):
+            for _ in members:
+                rows.append(np.full(length, first))
+                positions.append(np.arange(length))
+                sources.append(np.arange(start, start + length))
+                first += 1
+            start += length
+        row, position, source = (
+            torch.from_numpy(np.concatenate(part)) for part in (rows, positions, sources)
+        )
+        capacity = max(lengths) + 1
+
+        def sink(layer: int, key_TKD: torch.Tensor, value_TKD: torch.Tensor) -> None:
+            self._cache.write(layer, row, position, key_TKD[source], value_TKD[source], capacity)
+
+        return sink
+
+    def _decode(self) -> None:
+        if not self._running:
+            return
+        running = list(self._running)
+        ids = torch.tensor([r.token_ids[-1] for r in running])
+        positions = [r.position for r in running]
+        layout = attention.DecodeLayout(self._cache, positions)
+        hidden = self._policy.hidden(ids, torch.tensor(positions), lambda _: layout)
+        self._take(running, self._policy.logits(hidden))
+
+    def _take(self, requests: list[_Request], logits_NV: torch.Tensor) -> None:
+        """Sample a token for each, then let the finished ones go."""
+        uniforms = [float(r.uniforms[len(r.token_ids)]) for r in requests]
+        ids, logprobs = choose_tokens(logits_NV, [r.params for r in requests], uniforms)
+        for request, token, logprob in zip(requests, ids, logprobs, strict=True):
+            request.token_ids.append(token)
+            request.logprobs.append(logprob)
+            request.versions.append(self._version)
+        self._sampled += len(requests)
+        for request in requests:
+            reason = self._finish_reason(request)
+            if reason is not None:
+                self._release(request)
+                self._finish(request, reason)
+
+    def _finish_reason(self, request: _Request) -> FinishReason | None:
+        if request.token_ids[-1] in self._policy.eos_token_ids and not request.params.ignore_eos:
+            return FinishReason.EOS
+        if request.params.stop and self._matched_stop(request):
+            return FinishReason.STOP_STRING
+        if len(request.token_ids) >= request.max_tokens:
+            return FinishReason.CONTEXT if request.limited_by_context else FinishReason.LENGTH
+        return None
+
+    def _matched_stop(self, request: _Request) -> bool:
+        longest = max(len(s.encode()) for s in request.params.stop)
+        tail = self._policy.decode(request.token_ids[-(longest + 8) :])
+        return any(s in tail for s in request.params.stop)
+
+    def _release(self, request: _Request) -> None:
+        """Free the request's row: the last running row moves into its place."""
+        row = self._running.index(request)
+        last = self._running.pop()
+        if last is not request:
+            self._cache.move(len(self._running), row)
+            self._running[row] = last
+
+    def _finish(self, request: _Request, reason: FinishReason) -> None:
+        if request.future.done():
+            return
+        ids = request.token_ids
+        text = self._policy.decode(ids[:-1] if reason is FinishReason.EOS else ids)
+        if reason is FinishReason.STOP_STRING:
+            text = text[: min(i for s in request.params.stop if (i := text.find(s)) >= 0)]
+        request.future.set_result(
+            Completion.build(ids, request.logprobs, request.versions, reason, text)
+        )
+
+    def _forget(self, request: _Request) -> None:
+        """Its owner was cancelled: stop spending work on it."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+        elif request in self._running:
+            self._release(request)

@@ -1,0 +1,286 @@
+"""Attention over packed sequences and over a decoding cache, through transformers' interface.
+
+The model sees one flat row of T tokens, so every linear layer works on real tokens only; this
+module restores the sequences for attention. Keys are padded to a multiple of `KEY_BLOCK`, per
+sequence, which makes a query's result a function of its own sequence alone: on a CPU in bf16 the
+cached decode and the packed forward give the same bits (docs/numerics.md).
+
+Tensor suffixes: T packed tokens, N sequences of a bucket, H query heads, K key-value heads,
+R = H // K, Q queries, S keys, D head size.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from posttrain.errors import ModelError
+
+KEY_BLOCK = 64
+EXACT = "posttrain_exact"
+FUSED = "posttrain_sdpa"
+
+
+def bucket_of(length: int) -> int:
+    """`length` rounded up to a whole number of key blocks."""
+    return -(-length // KEY_BLOCK) * KEY_BLOCK
+
+
+class Layout(Protocol):
+    """Says which tokens of the flat row attend to which keys."""
+
+    def attend(
+        self,
+        layer: int,
+        query_TKRD: torch.Tensor,
+        key_TKD: torch.Tensor,
+        value_TKD: torch.Tensor,
+        core: Core,
+    ) -> torch.Tensor:
+        """Output [T, K, R, D] for queries [T, K, R, D], keys and values [T, K, D]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Core:
+    """The attention arithmetic of one layer: scaling, window, soft cap, exact or fused."""
+
+    scaling: float
+    window: int | None
+    softcap: float | None
+    fused: bool
+
+    def __call__(
+        self,
+        query_NKRQD: torch.Tensor,
+        key_NKSD: torch.Tensor,
+        value_NKSD: torch.Tensor,
+        query_position_NQ: torch.Tensor,
+    ) -> torch.Tensor:
+        """Causal attention: the query at position p sees keys 0..p. Returns [N, K, R, Q, D]."""
+        n, k, r, q, d = query_NKRQD.shape
+        positions_S = torch.arange(key_NKSD.shape[2], device=query_NKRQD.device)
+        seen_NQS = positions_S <= query_position_NQ[..., None]
+        if self.window is not None:
+            seen_NQS &= positions_S > query_position_NQ[..., None] - self.window
+        if self.fused and self.softcap is None:
+            out = F.scaled_dot_product_attention(
+                query_NKRQD.reshape(n, k * r, q, d),
+                key_NKSD,
+                value_NKSD,
+                attn_mask=seen_NQS[:, None],
+                scale=self.scaling,
+                enable_gqa=r > 1,
+            )
+            return out.reshape(n, k, r, q, d)
+        scores = query_NKRQD.reshape(n, k, r * q, d) @ key_NKSD.transpose(-1, -2)
+        scores = scores.view(n, k, r, q, -1).float() * self.scaling
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        scores = scores.masked_fill(~seen_NQS[:, None, None], float("-inf"))
+        weights = torch.softmax(scores, dim=-1).to(value_NKSD.dtype)
+        return (weights.view(n, k, r * q, -1) @ value_NKSD).view(n, k, r, q, d)
+
+
+@dataclass
+class PackedLayout:
+    """Sequences end to end in the first `sum(lengths)` tokens; later tokens are row padding.
+
+    With `kv_sink` set, the keys and values of every layer are handed to it (prefill).
+    """
+
+    lengths: Sequence[int]
+    num_rows: int
+    kv_sink: Any = None
+    _buckets: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    _restore: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+
+    def __post_init__(self) -> None:
+        members: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        start = 0
+        for length in self.lengths:
+            members[bucket_of(length)].append((start, length))
+            start += length
+        pad_row = self.num_rows  # one zero row is appended behind the tokens
+        restore = torch.full((self.num_rows,), -1, dtype=torch.long)
+        offset = 0
+        for size in sorted(members):
+            index = torch.full((len(members[size]), size), pad_row, dtype=torch.long)
+            for i, (begin, length) in enumerate(members[size]):
+                index[i, :length] = torch.arange(begin, begin + length)
+                restore[begin : begin + length] = offset + i * size + torch.arange(length)
+            positions = torch.arange(size).expand(len(members[size]), size)
+            self._buckets.append((index, positions))
+            offset += index.numel()
+        restore[restore < 0] = offset  # row padding reads one zero row
+        self._restore = restore
+
+    def attend(
+        self,
+        layer: int,
+        query_TKRD: torch.Tensor,
+        key_TKD: torch.Tensor,
+        value_TKD: torch.Tensor,
+        core: Core,
+    ) -> torch.Tensor:
+        if self.kv_sink is not None:
+            self.kv_sink(layer, key_TKD, value_TKD)
+        query, key, value = (_with_zero_row(t) for t in (query_TKRD, key_TKD, value_TKD))
+        outputs = []
+        for index, positions in self._buckets:
+            out = core(
+                query[index].permute(0, 2, 3, 1, 4),
+                key[index].transpose(1, 2),
+                value[index].transpose(1, 2),
+                positions,
+            )
+            outputs.append(out.permute(0, 3, 1, 2, 4).reshape(-1, *query_TKRD.shape[1:]))
+        return _with_zero_row(torch.cat(outputs))[self._restore]
+
+
+class KVCache:
+    """Keys and values of running sequences: row i of the batch owns row i of each layer.
+
+    Buffers are [rows, K, capacity, D] per layer, made on first use and grown in key blocks.
+    Unwritten positions are zero, never uninitialised memory: they are masked, but 0 * NaN is NaN.
+    """
+
+    def __init__(self, num_layers: int, max_rows: int) -> None:
+        self._keys: list[torch.Tensor | None] = [None] * num_layers
+        self._values: list[torch.Tensor | None] = [None] * num_layers
+        self._max_rows = max_rows
+
+    def write(
+        self,
+        layer: int,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        key_MKD: torch.Tensor,
+        value_MKD: torch.Tensor,
+        capacity: int,
+    ) -> None:
+        """Store M tokens, token m at (rows[m], positions[m])."""
+        keys, values = self._sized(layer, key_MKD, capacity)
+        keys[rows, :, positions] = key_MKD
+        values[rows, :, positions] = value_MKD
+
+    def read(
+        self, layer: int, rows: slice | torch.Tensor, size: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [N, K, size, D] of the rows; a view when `rows` is a slice."""
+        keys, values = self._keys[layer], self._values[layer]
+        assert keys is not None and values is not None
+        return keys[rows, :, :size], values[rows, :, :size]
+
+    def move(self, source: int, target: int) -> None:
+        """Copy row `source` over row `target` (the engine keeps running rows contiguous)."""
+        for buffers in (self._keys, self._values):
+            for buffer in buffers:
+                if buffer is not None:
+                    buffer[target] = buffer[source]
+
+    def _sized(
+        self, layer: int, like_MKD: torch.Tensor, capacity: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        for buffers in (self._keys, self._values):
+            old = buffers[layer]
+            if old is None or old.shape[2] < capacity:
+                shape = (self._max_rows, like_MKD.shape[1], bucket_of(capacity), like_MKD.shape[2])
+                grown = torch.zeros(shape, dtype=like_MKD.dtype, device=like_MKD.device)
+                if old is not None:
+                    grown[:, :, : old.shape[2]] = old
+                buffers[layer] = grown
+        keys, values = self._keys[layer], self._values[layer]
+        assert keys is not None and values is not None
+        return keys, values
+
+
+class DecodeLayout:
+    """One new token for each of the cache's first rows; row i stands at `positions[i]`."""
+
+    def __init__(self, cache: KVCache, positions: Sequence[int]) -> None:
+        self._cache = cache
+        self._positions = torch.tensor(positions, dtype=torch.long)
+        self._rows = torch.arange(len(positions))
+        self._capacity = max(positions) + 1
+        members: dict[int, list[int]] = defaultdict(list)
+        for row, position in enumerate(positions):
+            members[bucket_of(position + 1)].append(row)
+        self._buckets: list[tuple[int, slice | torch.Tensor]] = []
+        for size, rows in sorted(members.items()):
+            whole = len(rows) == len(positions)
+            self._buckets.append((size, slice(0, len(rows)) if whole else torch.tensor(rows)))
+
+    def attend(
+        self,
+        layer: int,
+        query_TKRD: torch.Tensor,
+        key_TKD: torch.Tensor,
+        value_TKD: torch.Tensor,
+        core: Core,
+    ) -> torch.Tensor:
+        n = len(self._rows)
+        self._cache.write(
+            layer, self._rows, self._positions, key_TKD[:n], value_TKD[:n], self._capacity
+        )
+        output = torch.zeros_like(query_TKRD)
+        for size, rows in self._buckets:
+            keys, values = self._cache.read(layer, rows, size)
+            query = query_TKRD[:n][rows][:, :, :, None]
+            out = core(query, keys, values, self._positions[rows][:, None])
+            output[:n][rows] = out[:, :, :, 0]
+        return output
+
+
+def _with_zero_row(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])])
+
+
+def _attention(fused: bool) -> Any:
+    def forward(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        layout: Layout | None = None,
+        s_aux: torch.Tensor | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        if layout is None:
+            raise ModelError("packed attention was called without a layout; use Policy.hidden")
+        if s_aux is not None:
+            raise ModelError(f"{type(module).__name__} uses attention sinks, not supported yet")
+        _, heads, rows, head_dim = query.shape
+        kv_heads = key.shape[1]
+        core = Core(scaling or head_dim**-0.5, sliding_window, softcap, fused)
+        out = layout.attend(
+            int(module.layer_idx),  # type: ignore[arg-type]
+            query[0].transpose(0, 1).reshape(rows, kv_heads, heads // kv_heads, head_dim),
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
+            core,
+        )
+        return out.reshape(1, rows, heads, -1), None
+
+    return forward
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+def register() -> None:
+    """Make both implementations known to transformers. Calling it again changes nothing."""
+    for name, fused in ((EXACT, False), (FUSED, True)):
+        AttentionInterface.register(name, _attention(fused))
+        AttentionMaskInterface.register(name, _no_mask)

@@ -1,0 +1,131 @@
+"""AdamW on fp32 masters behind a policy that computes in bf16 or fp32.
+
+The policy's parameters are what the sampler and the forward pass use. In bf16 each has an fp32
+master; gradients of every micro-batch are added up in fp32, and after a step the master is
+rounded back. In fp32 the parameter is its own master.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from posttrain.config import OptimConfig
+from posttrain.errors import JournalCorruptError
+from posttrain.training.policy import Policy
+
+
+class MasterOptimizer:
+    """Trainable parameters, their masters, and AdamW's state."""
+
+    def __init__(self, policy: Policy, config: OptimConfig) -> None:
+        self._config = config
+        self._params = {
+            name: p for name, p in policy.model.named_parameters() if p.requires_grad
+        }
+        self._masters: dict[str, torch.Tensor] = {}
+        for name, param in self._params.items():
+            if param.dtype == torch.float32:
+                self._masters[name] = param
+                continue
+            master = param.detach().float()
+            master.grad = torch.zeros_like(master)
+            self._masters[name] = master
+            param.register_post_accumulate_grad_hook(_accumulate_into(master))
+        self._adam = torch.optim.AdamW(
+            list(self._masters.values()),
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self.num_updates = 0
+
+    def zero_grad(self) -> None:
+        for master in self._masters.values():
+            if master.grad is not None:
+                master.grad.zero_()
+
+    def grad_norm(self) -> float:
+        """Global L2 norm of the accumulated gradients, before clipping."""
+        grads = [m.grad for m in self._masters.values() if m.grad is not None]
+        if not grads:
+            return 0.0
+        return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))))
+
+    def update(self, lr: float, grad_norm: float) -> None:
+        """Clip to `max_grad_norm`, take one AdamW step, refresh the policy's parameters."""
+        grads = [m.grad for m in self._masters.values() if m.grad is not None]
+        if grad_norm > self._config.max_grad_norm:
+            torch._foreach_mul_(grads, self._config.max_grad_norm / grad_norm)
+        for group in self._adam.param_groups:
+            group["lr"] = lr
+        self._adam.step()
+        self.num_updates += 1
+        self._refresh()
+
+    def _refresh(self) -> None:
+        with torch.no_grad():
+            for name, param in self._params.items():
+                master = self._masters[name]
+                if master is not param:
+                    param.copy_(master)
+
+    def weights_hash(self) -> str:
+        """SHA-256 over name, shape and fp32 bytes of every master, in name order."""
+        digest = hashlib.sha256()
+        for name in sorted(self._masters):
+            tensor = self._masters[name].detach().contiguous()
+            digest.update(repr((name, tuple(tensor.shape))).encode())
+            digest.update(memoryview(tensor.view(-1).numpy()).cast("B"))
+        return digest.hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write masters, moments and counters (safetensors and JSON) into `folder`."""
+        save_file({k: v.detach() for k, v in self._masters.items()}, folder / "masters.safetensors")
+        moments: dict[str, torch.Tensor] = {}
+        for name, master in self._masters.items():
+            state = self._adam.state.get(master)
+            if state:
+                moments[f"exp_avg/{name}"] = state["exp_avg"]
+                moments[f"exp_avg_sq/{name}"] = state["exp_avg_sq"]
+        save_file(moments, folder / "moments.safetensors")
+        (folder / "optimizer.json").write_text(
+            json.dumps({"num_updates": self.num_updates, "weights_hash": self.weights_hash()})
+        )
+
+    def restore(self, folder: Path) -> None:
+        """Load what `save` wrote. Raises JournalCorruptError when bytes changed meanwhile."""
+        facts = json.loads((folder / "optimizer.json").read_text())
+        masters = load_file(folder / "masters.safetensors")
+        moments = load_file(folder / "moments.safetensors")
+        self.num_updates = facts["num_updates"]
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                master.copy_(masters[name])
+                if f"exp_avg/{name}" in moments:
+                    self._adam.state[master] = {
+                        "step": torch.tensor(float(self.num_updates)),
+                        "exp_avg": moments[f"exp_avg/{name}"],
+                        "exp_avg_sq": moments[f"exp_avg_sq/{name}"],
+                    }
+        self._refresh()
+        if self.weights_hash() != facts["weights_hash"]:
+            raise JournalCorruptError(
+                f"checkpoint {folder}: masters.safetensors does not match its recorded hash; "
+                "delete this checkpoint folder and resume: an earlier one is redone from the journal"
+            )
+
+
+def _accumulate_into(master: torch.Tensor):  # noqa: ANN202
+    def hook(param: torch.Tensor) -> None:
+        assert master.grad is not None and param.grad is not None
+        master.grad.add_(param.grad)
+        param.grad = None
+
+    return hook

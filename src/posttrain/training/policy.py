@@ -1,0 +1,214 @@
+"""The policy: a Hugging Face causal language model seen as flat tokens in, log-probs out.
+
+Learner and embedded sampler share one instance, so there is nothing to copy or to synchronise.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from posttrain.errors import ModelError
+from posttrain.training import attention
+
+FP32_ROWS = 64
+BF16_MIN_ROWS = 4
+"""On a CPU a row of a matrix product must not depend on how many rows there are. In bf16 that
+holds from two rows on (a single row takes a matrix-vector kernel that rounds differently); in
+fp32 between multiples of 64. Rows are padded accordingly (measurements: docs/numerics.md)."""
+
+
+@dataclass
+class Policy:
+    """Model, tokenizer and the facts the rest needs."""
+
+    model: Any
+    tokenizer: Any
+    folder: Path
+    dtype: torch.dtype
+    max_context: int
+    eos_token_ids: tuple[int, ...]
+    gradient_checkpointing: bool = False
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.model.config.get_text_config().num_hidden_layers)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    def hidden(
+        self,
+        token_ids_T: torch.Tensor,
+        position_ids_T: torch.Tensor,
+        make_layout: Callable[[int], attention.Layout],
+    ) -> torch.Tensor:
+        """Final hidden states [T, hidden] of flat tokens [T] int64 at positions [T] int64.
+
+        `make_layout` gets the number of rows the model will see, padding included.
+        """
+        count = len(token_ids_T)
+        rows = self._padded_rows(count)
+        if rows != count:
+            pad = token_ids_T.new_zeros(rows - count)
+            token_ids_T = torch.cat([token_ids_T, pad])
+            position_ids_T = torch.cat([position_ids_T, pad])
+        output = self.model.base_model(
+            input_ids=token_ids_T[None],
+            position_ids=position_ids_T[None],
+            use_cache=False,
+            layout=make_layout(rows),
+        )
+        return output.last_hidden_state[0, :count]
+
+    def packed_hidden(
+        self, token_ids_T: torch.Tensor, position_ids_T: torch.Tensor, lengths: Sequence[int]
+    ) -> torch.Tensor:
+        """`hidden` of sequences laid end to end; no token sees another sequence."""
+        return self.hidden(
+            token_ids_T, position_ids_T, lambda rows: attention.PackedLayout(lengths, rows)
+        )
+
+    def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
+        """Logits [M, V] float32, with the model's own scaling or soft cap."""
+        count = len(hidden_MH)
+        rows = self._padded_rows(count)
+        if rows != count:
+            pad = hidden_MH.new_zeros(rows - count, hidden_MH.shape[1])
+            hidden_MH = torch.cat([hidden_MH, pad])
+        logits = self.model.get_output_embeddings()(hidden_MH)[:count].float()
+        config = self.model.config
+        if scale := getattr(config, "logit_scale", None):
+            logits = logits * scale
+        if scaling := getattr(config, "logits_scaling", None):
+            logits = logits / scaling
+        if cap := getattr(config, "final_logit_softcapping", None):
+            logits = cap * torch.tanh(logits / cap)
+        return logits
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the whole id list at once, special tokens visible."""
+        return self.tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    def _padded_rows(self, count: int) -> int:
+        if self.dtype == torch.float32:
+            return -(-count // FP32_ROWS) * FP32_ROWS
+        return max(count, BF16_MIN_ROWS)
+
+    def export(self, folder: Path, dtype: torch.dtype) -> None:
+        """Write a Hugging Face folder: weights in `dtype`, config, tokenizer, chat template."""
+        implementation = self.model.config._attn_implementation
+        state = {k: v.detach().to(dtype) for k, v in self.model.state_dict().items()}
+        self.model.config._attn_implementation = "sdpa"
+        try:
+            self.model.config.dtype = dtype
+            self.model.save_pretrained(folder, state_dict=state)
+            self.tokenizer.save_pretrained(folder)
+        finally:
+            self.model.config._attn_implementation = implementation
+            self.model.config.dtype = self.dtype
+
+
+def log_normaliser(logits_MV: torch.Tensor) -> torch.Tensor:
+    """logsumexp over the vocabulary [M].
+
+    A single row would be reduced in pieces by several threads and round differently, so it is
+    never reduced alone.
+    """
+    if len(logits_MV) == 1:
+        return torch.logsumexp(logits_MV.expand(2, -1), dim=-1)[:1]
+    return torch.logsumexp(logits_MV, dim=-1)
+
+
+def load_policy(
+    folder: Path,
+    *,
+    dtype: Literal["bfloat16", "float32"],
+    attention_kind: Literal["exact", "sdpa"] = "exact",
+    max_context: int | None = None,
+    gradient_checkpointing: bool = False,
+) -> Policy:
+    """Load a Hugging Face causal-LM folder. Raises ModelError when it cannot serve as a policy."""
+    attention.register()
+    implementation = attention.EXACT if attention_kind == "exact" else attention.FUSED
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        )
+    except (OSError, ValueError, KeyError, ImportError, json.JSONDecodeError) as error:
+        raise ModelError(
+            f"model folder {folder}: cannot be loaded as a causal language model "
+            f"({type(error).__name__}: {error}); check that it is a complete Hugging Face folder"
+        ) from error
+    model.config.use_cache = False
+    model.eval()  # dropout off: the sampler and the learner must be the same function
+    limit = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 1 << 30)
+    if max_context is not None and max_context > limit:
+        raise ModelError(
+            f"model.max_context is {max_context}, but {folder} reads at most {limit} tokens; lower it"
+        )
+    reference = _native_logits(model)
+    model.set_attn_implementation(implementation)
+    policy = Policy(
+        model=model,
+        tokenizer=tokenizer,
+        folder=folder,
+        dtype=getattr(torch, dtype),
+        max_context=max_context or limit,
+        eos_token_ids=_eos_ids(model, tokenizer),
+    )
+    _check_same_function(policy, reference)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        policy.gradient_checkpointing = True
+    return policy
+
+
+def _probe_ids(model: Any) -> torch.Tensor:
+    vocab = model.get_input_embeddings().weight.shape[0]
+    return (torch.arange(1, 8) * 7919) % vocab
+
+
+def _native_logits(model: Any) -> torch.Tensor:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return model(input_ids=_probe_ids(model)[None], use_cache=False).logits[0].float()
+
+
+def _check_same_function(policy: Policy, reference: torch.Tensor) -> None:
+    """The packed path must be the model that transformers runs; refuse what it is not."""
+    ids = _probe_ids(policy.model)
+    with torch.no_grad():
+        ours = policy.logits(policy.packed_hidden(ids, torch.arange(len(ids)), [len(ids)]))
+    scale = float(reference.abs().max())
+    error = float((ours - reference).abs().max())
+    if not error <= (0.05 if policy.dtype == torch.bfloat16 else 1e-3) * max(scale, 1.0):
+        raise ModelError(
+            f"model folder {policy.folder}: {type(policy.model).__name__} gives other logits through "
+            f"packed attention than through transformers (difference {error:.3g} at scale "
+            f"{scale:.3g}); this architecture is not supported by the embedded engine"
+        )
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    ids: set[int] = set()
+    generation = getattr(model, "generation_config", None)
+    for source in (generation, model.config, tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        if isinstance(value, int):
+            ids.add(value)
+        elif value is not None:
+            ids.update(int(v) for v in value)
+    return tuple(sorted(ids))
