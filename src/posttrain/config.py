@@ -32,6 +32,10 @@ class ModelConfig(Section):
     dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", description="Compute type. Masters and AdamW states are fp32 either way."
     )
+    attention: Literal["exact", "sdpa"] = Field(
+        "exact",
+        description="exact: sampler and learner compute the same bits; sdpa: torch's fused kernel.",
+    )
     max_context: Positive | None = Field(
         None, description="Longest prompt plus completion in tokens; default: the model's own."
     )
@@ -180,6 +184,7 @@ class ReverseConfig(_EnvSection):
     type: Literal["reverse"] = "reverse"
     alphabet: str = "abcd"
     length: Positive = 3
+    num_eval: Positive = Field(16, description="Held-out strings, at most half of all.")
 
 
 class BinarySearchConfig(_EnvSection):
@@ -228,7 +233,9 @@ class DatasetConfig(_EnvSection):
     prompt: str = Field("prompt", description="Column with a string or a list of chat messages.")
     answer: str = Field("answer", description='Column of the gold answer, for "math", "exact".')
     id_column: str | None = None
-    template: str | None = Field(None, description='For instance "{question}\\nThink, then answer."')
+    template: str | None = Field(
+        None, description='For instance "{question}\\nThink, then answer."'
+    )
     split: str = "train"
     eval_path: str | None = None
     eval_frac: Annotated[float, Field(gt=0, lt=1)] = 0.1

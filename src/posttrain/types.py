@@ -386,7 +386,9 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One model call: the ids that were sent [P] int32 and what came back.
+    """One model call: what was shown, the ids that were sent [P] int32, and what came back.
+
+    `observation` is what the environment showed since the previous turn.
 
     Example:
         >>> c = Completion.build([2], [-0.2], [0], FinishReason.EOS, "")

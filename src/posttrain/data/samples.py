@@ -8,19 +8,19 @@ from typing import Protocol
 
 import numpy as np
 
-from posttrain.algo.algorithm import Credit
+from posttrain.algo.credit import Credit
 from posttrain.types import Group, TrainBatch, TrainSample, Trajectory
 
 
 class CreditRule(Protocol):
     """What `build_batch` needs of an algorithm."""
 
-    def credit(self, groups: Sequence[Group]) -> Credit: ...
+    def advantages(self, groups: Sequence[Group]) -> Credit: ...
 
 
 def build_batch(step: int, groups: Sequence[Group], rule: CreditRule) -> TrainBatch:
     """Every sampled token of every credited trajectory becomes trainable exactly once."""
-    credit = rule.credit(groups)
+    credit = rule.advantages(groups)
     samples = [
         sample
         for group in groups

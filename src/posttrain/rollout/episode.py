@@ -33,10 +33,12 @@ _STOPS = {
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Checked in this order after each turn: the engine's finish reason (a truncated answer is
-    still given to the environment), the environment's own end, turns; wall time at any moment."""
+    """Checked in this order: room in the context before a turn; after it the environment's own end
+    (a truncated answer is still given to it), then turns. Wall time counts at any moment."""
 
     max_turns: int
+    max_context: int
+    max_prompt: int
     timeout_s: float
     max_attempts: int
 
@@ -58,9 +60,7 @@ class EpisodeRunner:
         self._renderer = renderer
         self._limits = limits
 
-    async def group(
-        self, task: Task, draw: Draw, group_size: int, params: SamplingParams
-    ) -> Group:
+    async def group(self, task: Task, draw: Draw, group_size: int, params: SamplingParams) -> Group:
         """All siblings of a draw, concurrently."""
         members = await asyncio.gather(
             *(self.trajectory(task, draw, i, params) for i in range(group_size))
@@ -124,8 +124,10 @@ class EpisodeRunner:
         env = self._spec.make(task)
         try:
             observation = await env.reset(derive_seed(seed, "env"))
-            prompt = recorder.begin(observation.messages)
+            prompt = recorder.begin(observation, self._limits.max_prompt)
             for turn_index in range(self._limits.max_turns):
+                if turn_index and len(prompt) >= self._limits.max_context:
+                    return StopReason.CONTEXT, await self._judge(task, recorder.turns)
                 turn_seed = derive_seed(seed, "turn", turn_index)
                 completion = await self._sampler.generate(prompt, params, turn_seed)
                 turn = recorder.sampled(completion)
@@ -141,7 +143,7 @@ class EpisodeRunner:
                         stop = StopReason.TERMINATED if ended else StopReason.ENV_TRUNCATED
                     return stop, outcome.verdict or await self._judge(task, recorder.turns)
                 assert outcome.observation is not None
-                prompt = recorder.observe(outcome.observation.messages)
+                prompt = recorder.observe(outcome.observation)
             return StopReason.MAX_TURNS, await self._judge(task, recorder.turns)
         finally:
             await env.close()

@@ -77,9 +77,9 @@ class RolloutProducer:
             self._pending[draw.draw_id] = asyncio.create_task(self._roll(draw, group))
         self._left_open.clear()
         allowed = (policy_version + self._max_policy_lag + 1) * self._groups_per_step
-        while (
-            self._next_draw_id < allowed and self._next_draw_id <= self._last_draw_id
-        ) or len(self._pending) < extra:
+        while (self._next_draw_id < allowed and self._next_draw_id <= self._last_draw_id) or len(
+            self._pending
+        ) < extra:
             draw = self._curriculum.draw(self._next_draw_id)
             self._next_draw_id += 1
             self._journal.record_draw(draw)

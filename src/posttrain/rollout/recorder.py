@@ -21,6 +21,7 @@ from posttrain.types import (
     FinishReason,
     Int32,
     Message,
+    Observation,
     TokenKind,
     TokenSequence,
     Turn,
@@ -44,6 +45,10 @@ class _Growing:
         self.kinds.extend(kinds)
         self.logprobs.extend([0.0] * len(ids))
         self.versions.extend([-1] * len(ids))
+
+    def keep_last(self, count: int) -> None:
+        for values in (self.token_ids, self.kinds, self.logprobs, self.versions):
+            del values[:-count]
 
     def add_sampled(self, completion: Completion) -> None:
         self.token_ids.extend(completion.token_ids.tolist())
@@ -99,29 +104,34 @@ class Recorder:
         self._history: list[dict[str, str]] = []
         self._sequences: list[_Growing] = []
         self._turns: list[Turn] = []
+        self._shown: Observation | None = None
         self.num_forks = 0
 
     @property
     def turns(self) -> tuple[Turn, ...]:
         return tuple(self._turns)
 
-    def begin(self, messages: Sequence[Message]) -> Int32:
-        """The first prompt."""
-        self._history = _dicts(messages)
+    def begin(self, observation: Observation, max_prompt: int | None = None) -> Int32:
+        """The first prompt [P] int32; its oldest tokens are cut where it exceeds `max_prompt`."""
+        self._shown = observation
+        self._history = _dicts(observation.messages)
         self._start_sequence()
+        if max_prompt is not None:
+            self._sequences[-1].keep_last(max_prompt)
         return self._prompt()
 
     def sampled(self, completion: Completion) -> Turn:
         """Record what the policy answered to the last prompt."""
-        turn = Turn(self._prompt(), completion)
+        turn = Turn(self._prompt(), completion, self._shown)
         self._sequences[-1].add_sampled(completion)
         self._history.append({"role": "assistant", "content": completion.text})
         self._turns.append(turn)
         return turn
 
-    def observe(self, messages: Sequence[Message]) -> Int32:
+    def observe(self, observation: Observation) -> Int32:
         """Append the environment's messages; returns the next prompt [P] int32."""
-        new = _dicts(messages)
+        self._shown = observation
+        new = _dicts(observation.messages)
         glue = self._glue(new)
         self._history.extend(new)
         if glue is None:
@@ -158,30 +168,35 @@ class Recorder:
         The template is asked twice: with the real texts, and with marks in place of them. Only if
         both agree everywhere does it leave earlier turns as they were.
         """
-        marks = iter(_MARK.format(i) for i in range(len(self._history)))
-        marked = [
-            {**m, "content": next(marks)} if m["role"] == "assistant" else m for m in self._history
-        ]
-        texts = [m["content"] for m in self._history if m["role"] == "assistant"]
+        marked, texts = _with_marks(self._history)
         before = self._renderer.text(marked[:-1], True)
         after = self._renderer.text([*marked, *new], True)
         last = marked[-1]["content"]
         if not after.startswith(before + last):
             return None
-        real = self._renderer.text([*self._history, *new], True)
-        expected = after
-        for i, text in enumerate(texts):
-            expected = expected.replace(marked_name(marked, i), text, 1)
-        if expected != real:
+        real, after_real = self._renderer.text([*self._history, *new], True), after
+        for mark, text in texts.items():
+            after_real = after_real.replace(mark, text, 1)
+        if after_real != real:
             return None
         suffix = after[len(before) + len(last) :]
         without = self._renderer.text([*marked, *new], False)
         return suffix, len(without) - len(before) - len(last)
 
 
-def marked_name(marked: Sequence[dict[str, str]], index: int) -> str:
-    """The mark that stands for assistant turn `index`."""
-    return [m["content"] for m in marked if m["role"] == "assistant"][index]
+def _with_marks(
+    history: Sequence[dict[str, str]],
+) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """The history with a mark in place of each assistant text, and what each mark stands for."""
+    marked: list[dict[str, str]] = []
+    texts: dict[str, str] = {}
+    for message in history:
+        if message["role"] == "assistant":
+            mark = _MARK.format(len(texts))
+            texts[mark] = message["content"]
+            message = {**message, "content": mark}
+        marked.append(message)
+    return marked, texts
 
 
 def _dicts(messages: Sequence[Message]) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from posttrain.training.policy import log_normaliser
+from posttrain.algo.logprobs import log_normaliser
 from posttrain.types import SamplingParams
 
 BLOCK = 256

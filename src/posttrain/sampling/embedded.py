@@ -169,7 +169,7 @@ class EmbeddedSampler:
         self._running.extend(joined)
         self._take(joined, logits[owner])
 
-    def _cache_sink(self, siblings: list[list[_Request]], lengths: list[int]):  # noqa: ANN202
+    def _cache_sink(self, siblings: list[list[_Request]], lengths: list[int]):
         """Where prefill's keys go: each prompt's tokens into the row of every sibling."""
         first = len(self._running)
         rows, positions, sources = [], [], []

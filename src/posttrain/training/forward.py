@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from posttrain.training.policy import Policy, log_normaliser
+from posttrain.algo.entropy import entropy
+from posttrain.algo.logprobs import token_logprobs
+from posttrain.training.policy import Policy
 from posttrain.types import Bool, Microbatch
 
 HEAD_ROWS = 512
@@ -59,10 +61,7 @@ def score_tokens(policy: Policy, micro: Microbatch, temperature: float) -> Token
 def _score_rows(
     policy: Policy, hidden_MH: torch.Tensor, labels_M: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    logits_MV = policy.logits(hidden_MH) / temperature
-    normaliser_M = log_normaliser(logits_MV)
-    logprobs_M = logits_MV.gather(1, labels_M[:, None])[:, 0] - normaliser_M
+    logits_MV = policy.logits(hidden_MH)
     with torch.no_grad():
-        probabilities_MV = torch.exp(logits_MV - normaliser_M[:, None])
-        entropy_M = normaliser_M - (probabilities_MV * logits_MV).sum(-1)
-    return logprobs_M, entropy_M
+        entropy_M = entropy(logits_MV, temperature)
+    return token_logprobs(logits_MV, labels_M, temperature), entropy_M

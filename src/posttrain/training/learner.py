@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from posttrain.algo.algorithm import Algorithm, Denominators
-from posttrain.algo.ratios import mismatch_statistics
+from posttrain.algo.aggregation import Denominators
+from posttrain.algo.algorithm import Algorithm
+from posttrain.algo.token_stats import TokenStats
 from posttrain.config import Recipe
 from posttrain.data.packing import pack
 from posttrain.errors import TrainingError
@@ -94,8 +95,8 @@ class InlineLearner:
         meter: _Meter,
     ) -> str | None:
         """One optimizer step. Returns the reason when it was skipped."""
-        denominators = _denominators(microbatches)
-        if not denominators.num_loss_tokens:
+        num_loss_tokens, num_sequences = _global_counts(microbatches)
+        if not num_loss_tokens:
             return None
         self._optimizer.zero_grad()
         loss_sum = 0.0
@@ -103,17 +104,19 @@ class InlineLearner:
             scores = score_tokens(self._policy, micro, self._recipe.sampler.temperature)
             prox_N = scores.policy_logprobs_N.detach() if prox is None else prox[index]
             mask = micro.loss_mask
-            loss, metrics = self._algorithm.loss(
+            owner_N = torch.from_numpy(micro.sample_index[mask].astype(np.int64))
+            lengths_S = torch.bincount(owner_N, minlength=len(micro.lengths))
+            output = self._algorithm.loss(
                 scores.policy_logprobs_N,
                 prox_N,
                 torch.from_numpy(micro.sampler_logprobs[mask]),
                 torch.from_numpy(micro.advantages[mask]),
-                torch.from_numpy(micro.sample_index[mask].astype(np.int64)),
-                denominators,
+                owner_N,
+                Denominators(num_loss_tokens, num_sequences, lengths_S),
             )
-            loss.backward()
-            loss_sum += float(loss.detach())
-            meter.add(micro, scores.entropy_N, prox_N, metrics)
+            output.loss.backward()
+            loss_sum += float(output.loss.detach())
+            meter.add(micro, scores.entropy_N, output.stats)
         norm = self._optimizer.grad_norm()
         meter.optimizer_step(loss_sum, norm)
         if not (math.isfinite(loss_sum) and math.isfinite(norm)):
@@ -156,11 +159,11 @@ def _split_by_group(
         yield [s for s in samples if s.draw_id in chosen]
 
 
-def _denominators(microbatches: Sequence[Microbatch]) -> Denominators:
-    """Counts over all micro-batches of the optimizer step, fixed before the first backward."""
+def _global_counts(microbatches: Sequence[Microbatch]) -> tuple[int, int]:
+    """Loss tokens and sequences of the whole optimizer step, fixed before the first backward."""
     tokens = sum(int(m.loss_mask.sum()) for m in microbatches)
     sequences = sum(len(np.unique(m.sample_index[m.loss_mask])) for m in microbatches)
-    return Denominators(num_loss_tokens=tokens, num_sequences=sequences)
+    return tokens, sequences
 
 
 class _Meter:
@@ -168,40 +171,24 @@ class _Meter:
 
     def __init__(self) -> None:
         self._entropy_sum = 0.0
-        self._loss_tokens = 0
         self._tokens = 0
         self._microbatches = 0
         self._losses: list[float] = []
         self._norms: list[float] = []
-        self._algorithm: dict[str, float] = {}
-        self._prox: list[torch.Tensor] = []
-        self._sampler: list[torch.Tensor] = []
+        self._stats = TokenStats(0, {}, {})
 
-    def add(
-        self,
-        micro: Microbatch,
-        entropy_N: torch.Tensor,
-        prox_N: torch.Tensor,
-        metrics: dict[str, float],
-    ) -> None:
+    def add(self, micro: Microbatch, entropy_N: torch.Tensor, stats: TokenStats) -> None:
         self._entropy_sum += float(entropy_N.sum())
-        self._loss_tokens += len(entropy_N)
         self._tokens += micro.num_tokens
         self._microbatches += 1
-        self._prox.append(prox_N)
-        self._sampler.append(torch.from_numpy(micro.sampler_logprobs[micro.loss_mask]))
-        for name, value in metrics.items():
-            if name.endswith("_max"):
-                self._algorithm[name] = max(self._algorithm.get(name, -math.inf), value)
-            else:
-                self._algorithm[name] = self._algorithm.get(name, 0.0) + value
+        self._stats = self._stats.merge(stats)
 
     def optimizer_step(self, loss: float, norm: float) -> None:
         self._losses.append(loss)
         self._norms.append(norm)
 
     def result(self, batch: TrainBatch, lr: float, seconds: float) -> dict[str, float]:
-        """Means are over the trained tokens of all passes."""
+        """Means are over the trained tokens of all passes; the gradient norm is the largest."""
         metrics = {
             "learner/lr": lr,
             "learner/step_s": seconds,
@@ -210,14 +197,11 @@ class _Meter:
             "learner/microbatches": float(self._microbatches),
             "learner/tok_per_s": self._tokens / seconds if seconds else 0.0,
         }
-        if self._loss_tokens:
-            passes = len(self._losses)
-            metrics["learner/loss"] = sum(self._losses) / passes
+        if self._stats.num_tokens:
+            metrics["learner/loss"] = sum(self._losses) / len(self._losses)
             metrics["learner/grad_norm"] = max(self._norms)
-            metrics["policy/entropy_mean"] = self._entropy_sum / self._loss_tokens
-            for name, value in self._algorithm.items():
-                metrics[name] = value if name.endswith("_max") else value / passes
-            metrics.update(mismatch_statistics(torch.cat(self._prox), torch.cat(self._sampler)))
+            metrics["policy/entropy_mean"] = self._entropy_sum / self._stats.num_tokens
+            metrics.update(self._stats.metrics())
             oldest = min(int(s.policy_versions[s.loss_mask].min()) for s in batch.samples)
             metrics["policy/lag_max"] = float(batch.step - 1 - oldest)
         return metrics

@@ -24,9 +24,7 @@ class MasterOptimizer:
 
     def __init__(self, policy: Policy, config: OptimConfig) -> None:
         self._config = config
-        self._params = {
-            name: p for name, p in policy.model.named_parameters() if p.requires_grad
-        }
+        self._params = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
         self._masters: dict[str, torch.Tensor] = {}
         for name, param in self._params.items():
             if param.dtype == torch.float32:
@@ -122,7 +120,7 @@ class MasterOptimizer:
             )
 
 
-def _accumulate_into(master: torch.Tensor):  # noqa: ANN202
+def _accumulate_into(master: torch.Tensor):
     def hook(param: torch.Tensor) -> None:
         assert master.grad is not None and param.grad is not None
         master.grad.add_(param.grad)

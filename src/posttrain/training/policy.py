@@ -119,17 +119,6 @@ class Policy:
             self.model.config.dtype = self.dtype
 
 
-def log_normaliser(logits_MV: torch.Tensor) -> torch.Tensor:
-    """logsumexp over the vocabulary [M].
-
-    A single row would be reduced in pieces by several threads and round differently, so it is
-    never reduced alone.
-    """
-    if len(logits_MV) == 1:
-        return torch.logsumexp(logits_MV.expand(2, -1), dim=-1)[:1]
-    return torch.logsumexp(logits_MV, dim=-1)
-
-
 def load_policy(
     folder: Path,
     *,

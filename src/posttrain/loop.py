@@ -1,0 +1,130 @@
+"""THE loop. Everything else is behind a protocol.
+
+    run()   consumes groups; produces policy versions; waits for `rollouts.take`
+    redo()  consumes journalled steps; produces the same policy versions without generating
+
+Order is what makes a crash harmless: groups are journalled before they can be taken, the batch
+before the optimizer moves, the weights' hash after it. Whatever happens between two of these
+lines, `redo` and then `run` go on from the last one that was written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from posttrain.algo.algorithm import Algorithm
+from posttrain.data.samples import build_batch, fingerprint
+from posttrain.errors import ReplayMismatchError
+from posttrain.evaluation.evaluator import Evaluator
+from posttrain.evaluation.schedule import EvaluationSchedule
+from posttrain.journal import Journal
+from posttrain.protocols import Learner, Sampler
+from posttrain.rollout.health import refuse_sick_batch
+from posttrain.rollout.producer import RolloutProducer
+from posttrain.telemetry.observer import Observer
+from posttrain.training.checkpoints import CheckpointStore
+from posttrain.types import StepResult
+
+
+@dataclass
+class Parts:
+    """What the loop joins."""
+
+    num_steps: int
+    max_invalid_frac: float
+    learner: Learner
+    sampler: Sampler
+    algorithm: Algorithm
+    rollouts: RolloutProducer
+    evaluator: Evaluator
+    schedule: EvaluationSchedule
+    journal: Journal
+    checkpoints: CheckpointStore
+    observer: Observer
+
+
+async def run(p: Parts) -> None:
+    """Train until `num_steps`. With `max_policy_lag = 0` rollouts and training alternate."""
+    await evaluate_if_due(p)
+    while p.learner.policy_version < p.num_steps:
+        clock = _Clock()
+        groups = await p.rollouts.take(p.learner.policy_version)
+        clock.lap("time/rollout_s")
+        batch = build_batch(p.learner.policy_version + 1, groups, p.algorithm)
+        refuse_sick_batch(groups, batch, p.journal, p.max_invalid_frac)
+        p.journal.begin_step(batch, fingerprint(batch))
+        clock.lap("time/other_s")
+        result = p.learner.step(batch)
+        clock.lap("time/learner_s")
+        await p.sampler.load_weights(result.policy_version)
+        metrics = {**batch.metrics, **result.metrics, **p.sampler.stats(), **clock.laps}
+        p.journal.finish_step(replace(result, metrics=metrics))
+        p.checkpoints.after_step(p.learner, p.num_steps)
+        clock.lap("time/other_s")
+        p.observer.step(result.step, p.num_steps, {**metrics, **clock.laps})
+        await evaluate_if_due(p)
+
+
+async def evaluate_if_due(p: Parts) -> None:
+    """Evaluate the current version if the schedule asks for it and the journal lacks it."""
+    version = p.learner.policy_version
+    if not p.schedule.due(version, {e.policy_version for e in p.journal.evaluations()}):
+        return
+    report, groups = await p.evaluator.evaluate(
+        version, lambda done, total: p.observer.progress("evaluation", done, total)
+    )
+    for group in groups:
+        p.journal.record_eval_group(version, group)
+    p.journal.record_evaluation(version, report)
+    p.sampler.stats()  # evaluation is not part of the next step's throughput
+    p.observer.evaluation(version, report)
+
+
+def redo(
+    journal: Journal,
+    learner: Learner,
+    algorithm: Algorithm,
+    on_step: Callable[[StepResult], None] = lambda _: None,
+) -> int:
+    """Train the journalled steps that the learner has not seen. Returns how many.
+
+    Raises ReplayMismatchError when a batch or the weights after it differ from the record.
+    """
+    count = 0
+    for record in journal.steps(after=learner.policy_version):
+        groups = [journal.group(draw_id) for draw_id in record.draw_ids]
+        batch = build_batch(record.step, groups, algorithm)
+        if fingerprint(batch) != record.fingerprint:
+            raise ReplayMismatchError(
+                f"step {record.step}: its groups give another batch than the one recorded "
+                f"({fingerprint(batch)[:12]} against {record.fingerprint[:12]}); the code or the "
+                "algorithm settings changed since"
+            )
+        result = learner.step(batch)
+        if not journal.readonly:
+            metrics: Mapping[str, float] = {**batch.metrics, **result.metrics}
+            journal.finish_step(replace(result, metrics=metrics))
+        elif record.finished and record.weights_hash != result.weights_hash:
+            raise ReplayMismatchError(
+                f"step {record.step}: weights {result.weights_hash[:12]} differ from the recorded "
+                f"{(record.weights_hash or '')[:12]}"
+            )
+        on_step(result)
+        count += 1
+    return count
+
+
+class _Clock:
+    """Seconds since the last lap, added up by name."""
+
+    def __init__(self) -> None:
+        self._started = self._last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
+        self.laps["time/step_s"] = now - self._started
+        self._last = now

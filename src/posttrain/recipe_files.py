@@ -1,0 +1,186 @@
+"""Reading recipes: TOML by name or path, `key=value` overrides, errors that say what to do."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from posttrain.config import DatasetConfig, Recipe
+from posttrain.errors import ConfigError
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Recipes in the package, by name."""
+    folder = Path(str(resources.files("posttrain") / "recipes"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> tuple[Recipe, Path]:
+    """The resolved recipe and the folder that its relative paths start from.
+
+    Raises ConfigError naming recipe, key, fact and remedy.
+    """
+    path = _find(name_or_path)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {path.name}: is not valid TOML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"recipe {path}: cannot be read: {error}") from error
+    values.setdefault("name", path.stem)
+    folder = path.parent.resolve()
+    return _with_absolute_paths(resolve(values, overrides, path.name), folder), folder
+
+
+def resolve(values: dict[str, Any], overrides: Sequence[str], source: str) -> Recipe:
+    """Apply `a.b=value` overrides and validate."""
+    for override in overrides:
+        _apply(values, override, source)
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(e, source) for e in error.errors())) from error
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The resolved recipe, every default written out; unset optional keys are left out."""
+    return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True))
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys whose values differ, with both values."""
+    found: dict[str, Any] = {}
+    for key in sorted(a.keys() | b.keys()):
+        left, right = a.get(key), b.get(key)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            found |= differences(left, right, f"{prefix}{key}.")
+        elif left != right:
+            found[f"{prefix}{key}"] = (left, right)
+    return found
+
+
+def _with_absolute_paths(recipe: Recipe, folder: Path) -> Recipe:
+    """Files of a recipe lie beside it or in the working directory; a run records where."""
+    env = recipe.env
+    if not isinstance(env, DatasetConfig):
+        return recipe
+    changed = {"path": _absolute(env.path, folder)}
+    if env.eval_path is not None:
+        changed["eval_path"] = _absolute(env.eval_path, folder)
+    file, colon, function = env.reward.rpartition(":")
+    if colon and file.endswith(".py"):
+        changed["reward"] = f"{_absolute(file, folder)}:{function}"
+    return recipe.model_copy(update={"env": env.model_copy(update=changed)})
+
+
+def _absolute(path: str, folder: Path) -> str:
+    given = Path(path).expanduser()
+    for candidate in (folder / given, Path.cwd() / given):
+        if candidate.exists():
+            return str(candidate.resolve())
+    return str(Path.cwd() / given)
+
+
+def _find(name_or_path: str) -> Path:
+    shipped = shipped_recipes()
+    if name_or_path in shipped:
+        return shipped[name_or_path]
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    near = difflib.get_close_matches(name_or_path, shipped, 1)
+    hint = f"did you mean {near[0]}?" if near else f"shipped recipes: {', '.join(shipped)}"
+    raise ConfigError(f"recipe {name_or_path}: neither a shipped name nor a file; {hint}")
+
+
+def _apply(values: dict[str, Any], override: str, source: str) -> None:
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ConfigError(
+            f"override {override!r}: is not key=value; write for instance num_steps=50"
+        )
+    *parents, leaf = key.split(".")
+    target = values
+    for parent in parents:
+        nested = target.setdefault(parent, {})
+        if not isinstance(nested, dict):
+            raise ConfigError(f"recipe {source}: {key} goes through {parent}, which is a value")
+        target = nested
+    target[leaf] = _parse(text.strip())
+
+
+def _parse(text: str) -> Any:
+    """A TOML value, or the text itself where it is none (model.path=folder/x)."""
+    if text in ("none", "null"):
+        return None
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explain(error: Any, source: str) -> str:
+    location = [str(part) for part in error["loc"]]
+    model, keys = _walk(location)
+    key = ".".join(keys) or "the recipe"
+    kind, given = error["type"], error.get("input")
+    if kind == "extra_forbidden":
+        names = list(model.model_fields) if model else []
+        near = difflib.get_close_matches(keys[-1], names, 1)
+        parent = ".".join([*keys[:-1], near[0]]) if near else ""
+        hint = f"did you mean {parent}?" if near else f"known keys: {', '.join(names)}"
+        return f"recipe {source}: {key} is unknown; {hint}"
+    if kind == "missing":
+        return f"recipe {source}: {key} is missing; add it"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        tags = error["ctx"].get("expected_tags", "")
+        if kind == "union_tag_not_found":
+            return f"recipe {source}: {key} has no type; set {key}.type to one of {tags}"
+        return f"recipe {source}: {key}.type is {error['ctx']['tag']!r}; use one of {tags}"
+    message = error["msg"].removeprefix("Value error, ")
+    if kind == "value_error":
+        return f"recipe {source}: {'' if key == 'the recipe' else key + ': '}{message}"
+    return f"recipe {source}: {key} is {json.dumps(given, default=str)}; {_lower(message)}"
+
+
+def _lower(message: str) -> str:
+    return message[:1].lower() + message[1:]
+
+
+def _walk(location: Sequence[str]) -> tuple[type[BaseModel] | None, list[str]]:
+    """The section that a pydantic location ends in, and its keys without union tags."""
+    options: list[type[BaseModel]] = [Recipe]
+    keys: list[str] = []
+    for part in location:
+        tagged = [m for m in options if len(options) > 1 and m.model_fields["type"].default == part]
+        if tagged:
+            options = tagged
+            continue
+        keys.append(part)
+        if len(options) != 1 or part not in options[0].model_fields:
+            break
+        nested = _models_in(options[0].model_fields[part].annotation)
+        if not nested:
+            break
+        options = nested
+    return (options[0] if len(options) == 1 else None), keys
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType, typing.Annotated):
+        return [m for a in typing.get_args(annotation) for m in _models_in(a)]
+    return []

@@ -1,0 +1,1 @@
+"""What a run tells about itself: metric names, the metrics file, observers."""
