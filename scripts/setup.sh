@@ -122,7 +122,10 @@ is_ready && exit 0
 mkdir -p .cache
 if command -v flock >/dev/null; then
     exec 9>.cache/setup.lock
-    flock 9 # two makes at once: the second waits, then finds the work done
+    if ! flock --nonblock 9; then # the second of two waits, then finds the work done
+        say "Another make is setting up; waiting for it"
+        flock 9
+    fi
     is_ready && exit 0
 fi
 rm -f "$stamp"

@@ -101,9 +101,7 @@ async def build_rollable(
     eval_tasks = fit_prompts(spec.eval_tasks(), renderer, room, rule, "held-out tasks")
     reward = spec.reward()
     await _prepare(reward, spec)
-    sampler = EmbeddedSampler(
-        policy, max_batch=recipe.sampler.max_batch, version=policy_version
-    )
+    sampler = EmbeddedSampler(policy, max_batch=recipe.sampler.max_batch, version=policy_version)
     limits = EpisodeLimits(
         max_turns=recipe.rollout.max_turns,
         max_context=policy.max_context,

@@ -87,13 +87,19 @@ def redo(
     learner: Learner,
     algorithm: Algorithm,
     on_step: Callable[[StepResult], None] = lambda _: None,
+    up_to: int | None = None,
 ) -> int:
-    """Train the journalled steps that the learner has not seen. Returns how many.
+    """Train the journalled steps that the learner has not seen, to step `up_to` or to the end.
+
+    Returns how many. A journal that is open for writing gets each result; one that is open for
+    reading is compared with.
 
     Raises ReplayMismatchError when a batch or the weights after it differ from the record.
     """
     count = 0
     for record in journal.steps(after=learner.policy_version):
+        if up_to is not None and record.step > up_to:
+            break
         groups = [journal.group(draw_id) for draw_id in record.draw_ids]
         batch = build_batch(record.step, groups, algorithm)
         if fingerprint(batch) != record.fingerprint:

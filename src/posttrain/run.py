@@ -132,7 +132,9 @@ class _Session:
             journal,
             learner,
             self._trainable.algorithm,
-            lambda result: self._observer.progress("redo", result.step - restored, begun - restored),
+            lambda result: self._observer.progress(
+                "redo", result.step - restored, begun - restored
+            ),
         )
 
     def _check_initial_weights(self) -> None:
@@ -271,7 +273,7 @@ def _open_journal(run_dir: Path, recipe: Recipe, threads: int, fresh: bool) -> J
     return Journal.create(run_dir, header)
 
 
-class _interruptible:  # noqa: N801
+class _interruptible:
     """Ctrl-C and SIGTERM cancel the loop at its next wait; a second Ctrl-C ends the process.
 
     Nothing is cut in the middle of a write: the loop only waits between them.

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-# A part imports itself and the layers above it in this list. docs/map.md draws the same.
+# A part imports itself and the layers above it in this list.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("types", "errors", "randomness"),
     ("protocols",),
     ("config",),
     ("algo", "journal", "telemetry", "recipe_files"),
     ("data", "sandbox"),
-    ("envs", "rewards"),
+    ("rewards",),
+    ("envs",),
     ("sampling", "rollout", "training", "weights"),
     ("evaluation",),
     ("loop",),
     ("build",),
+    ("run",),
+    ("replay",),
     ("cluster", "viewer"),
     ("doctor",),
     ("commands",),

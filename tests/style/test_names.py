@@ -25,7 +25,6 @@ NOT: dict[str, str] = {
     "policy_version": r"weights?_version|model_version",
     "policy_lag, max_policy_lag": r"off_by_n|(max_)?staleness|off_policy_steps",
     "num_x": r"n_[a-z]\w*",
-    "x_s, x_frac": r"\w+_(seconds|secs?|ms_s|fraction|ratio_frac)",
 }
 
 # A name that another library asks for, where it asks for it: "module:name" -> why.

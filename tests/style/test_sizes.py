@@ -9,7 +9,9 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 # "path" or "path:function" -> (date, why it may be longer).
-LONGER: dict[str, tuple[str, str]] = {}
+LONGER: dict[str, tuple[str, str]] = {
+    "src/posttrain/types.py": ("2026-11-30", "every record in one place; each is short"),
+}
 
 
 def test_files_and_functions_stay_short_or_carry_a_dated_reason(source: Any) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
+
 from posttrain import doctor
 from posttrain.doctor import Check, Report, collect, require_supported_versions, version_checks
 from posttrain.errors import MissingDependencyError

@@ -19,10 +19,12 @@ _SIDECARS = ("-wal", "-shm", "-journal")
 
 
 def database_path(run_dir: Path) -> Path:
+    """The database of a run directory, whether or not it exists."""
     return run_dir / DATABASE_NAME
 
 
 def wal_path(run_dir: Path) -> Path:
+    """SQLite's log beside the database; it exists while a writer lives or after it was killed."""
     return run_dir / (DATABASE_NAME + "-wal")
 
 

@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 from posttrain.errors import RunDirectoryError
@@ -46,6 +47,13 @@ class WriterLock:
 
     def release(self) -> None:
         """Let the next writer in. Safe to call twice."""
+        if self._descriptor >= 0:
+            with suppress(OSError):  # the name in the file only informs; the lock is the flock
+                os.ftruncate(self._descriptor, 0)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close this process's handle and leave the file alone: a forked child's part."""
         _held.discard(self)
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -82,7 +90,7 @@ def _owner_of(content: bytes) -> str:
 def _release_in_child() -> None:
     # A forked worker that outlives a killed writer must not keep the lock from the next one.
     for lock in list(_held):
-        lock.release()
+        lock.abandon()
 
 
 _held: weakref.WeakSet[WriterLock] = weakref.WeakSet()

@@ -61,6 +61,7 @@ def write_barrier(connection: sqlite3.Connection, segment: int, end: int) -> Non
 
 
 def insert_event(connection: sqlite3.Connection, kind: str, payload_json: str) -> None:
+    """Add an event with the present time, within the caller's transaction if there is one."""
     connection.execute(
         "INSERT INTO events (kind, payload, at_s) VALUES (?, ?, ?)",
         (kind, payload_json, time.time()),

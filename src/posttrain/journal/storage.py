@@ -20,7 +20,7 @@ _REMEDIES = {
     errno.EROFS: "the file system is read-only; use a run directory that can be written",
     errno.EACCES: "give this user write permission or use another run directory",
     errno.EPERM: "give this user write permission or use another run directory",
-    errno.EIO: f"check the disk and its cables or mount, then use --resume; {_KEPT}",
+    errno.EIO: f"check the disk, its mount and `ulimit -f`, then use --resume; {_KEPT}",
     errno.ENOTDIR: "a file is in the way; use another run directory",
     errno.ENOLCK: "this file system has no locks; use a run directory on a local disk",
 }

@@ -25,7 +25,7 @@ from posttrain.rewards.math_text import FUNCTIONS, canonical
 
 SHORT = 80
 _THINK_TAG = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
-_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
+_ANSWER_TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.IGNORECASE | re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;*]|\\[()\[\]]|\\text\{|\}|and\b|or\b)*")
 _PHRASE = re.compile(

@@ -47,6 +47,8 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
+    """A matrix or a vector, by rows, whatever its brackets."""
+
     rows: tuple[tuple[Node, ...], ...]
 
 

@@ -32,11 +32,11 @@ class CheckpointStore:
                 if f"checkpoints/{entry.name}" not in known:
                     shutil.rmtree(entry)
 
-    def restore_newest(self, learner: Learner) -> int:
-        """Restore the newest checkpoint that is on disk. Returns its step, 0 without one."""
+    def restore_newest(self, learner: Learner, at_most: int | None = None) -> int:
+        """Restore the newest checkpoint on disk, not after step `at_most`; 0 without one."""
         for record in sorted(self._journal.checkpoints(), key=lambda r: r.step, reverse=True):
             folder = self._folder.parent / record.folder
-            if folder.is_dir():
+            if folder.is_dir() and (at_most is None or record.step <= at_most):
                 learner.restore(folder)
                 return record.step
         return 0

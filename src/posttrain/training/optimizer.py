@@ -116,7 +116,8 @@ class MasterOptimizer:
         if self.weights_hash() != facts["weights_hash"]:
             raise JournalCorruptError(
                 f"checkpoint {folder}: masters.safetensors does not match its recorded hash; "
-                "delete this checkpoint folder and resume: an earlier one is redone from the journal"
+                "delete that folder and resume: the steps since an earlier one are redone from the "
+                "journal"
             )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from posttrain.errors import ModelError
 from posttrain.training import attention
@@ -129,6 +130,7 @@ def load_policy(
 ) -> Policy:
     """Load a Hugging Face causal-LM folder. Raises ModelError when it cannot serve as a policy."""
     attention.register()
+    disable_progress_bar()  # a run shows its own progress
     implementation = attention.EXACT if attention_kind == "exact" else attention.FUSED
     try:
         config = AutoConfig.from_pretrained(folder)
@@ -146,7 +148,8 @@ def load_policy(
     limit = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 1 << 30)
     if max_context is not None and max_context > limit:
         raise ModelError(
-            f"model.max_context is {max_context}, but {folder} reads at most {limit} tokens; lower it"
+            f"model.max_context is {max_context}, but {folder} reads at most {limit} tokens; "
+            "lower it"
         )
     reference = _native_logits(model)
     model.set_attn_implementation(implementation)
@@ -185,8 +188,8 @@ def _check_same_function(policy: Policy, reference: torch.Tensor) -> None:
     error = float((ours - reference).abs().max())
     if not error <= (0.05 if policy.dtype == torch.bfloat16 else 1e-3) * max(scale, 1.0):
         raise ModelError(
-            f"model folder {policy.folder}: {type(policy.model).__name__} gives other logits through "
-            f"packed attention than through transformers (difference {error:.3g} at scale "
+            f"model folder {policy.folder}: {type(policy.model).__name__} gives other logits "
+            f"through packed attention than through transformers (difference {error:.3g} at scale "
             f"{scale:.3g}); this architecture is not supported by the embedded engine"
         )
 

@@ -29,6 +29,7 @@ NUM_STEPS = 20
 DRAWS_PER_STEP = 2
 NUM_TASKS = 20
 SEGMENT_BYTES = 4000
+LEAD = 4
 
 
 def die_at_line(countdown: int) -> None:
@@ -144,12 +145,12 @@ def check_finished(run_dir: Path) -> None:
 
 
 def kill_creators(folder: Path) -> None:
-    """Kill `create` at every line of it in turn, until one call gets through."""
+    """Kill `create` at every third line of it in turn, until one call gets through."""
     kills = 0
     while True:
         run_dir = folder / f"create-{kills}"
 
-        def work(run_dir: Path = run_dir, countdown: int = kills + 1) -> None:
+        def work(run_dir: Path = run_dir, countdown: int = 3 * kills + 1) -> None:
             die_at_line(countdown)
             Journal.create(run_dir, records.HEADER)
             sys.settrace(None)
@@ -170,36 +171,53 @@ def kill_creators(folder: Path) -> None:
 
 
 def kill_writers(folder: Path, at_line: bool) -> None:
-    """Kill and resume one run until it is finished."""
+    """Kill and resume one run until it is finished.
+
+    Kills from outside come after 1 to 6 reports, while the writer, at most `LEAD` reports ahead,
+    goes on working: they fall anywhere, and yet no round can finish the run at once.
+    """
     run_dir = folder / "run"
     rng = random.Random(17)
     kills = 0
-    while True:
-        read_end, write_end = os.pipe()
-        countdown = rng.randrange(1, 2500)
+    killed = True
+    while killed:
+        report_pipe, go_pipe = os.pipe(), os.pipe()
+        countdown, patience = rng.randrange(1, 1200), rng.randrange(1, 7)
 
-        def work(countdown: int = countdown, write_end: int = write_end) -> None:
+        def work(
+            report_end: int = report_pipe[1], go_end: int = go_pipe[0], countdown: int = countdown
+        ) -> None:
+            credit = sys.maxsize if at_line else LEAD
+
+            def report(text: str) -> None:
+                nonlocal credit
+                os.write(report_end, f"{text}\n".encode())
+                credit -= 1
+                if credit < 0:
+                    os.read(go_end, 1)
+
             if at_line:
                 die_at_line(countdown)
-            train(run_dir, lambda text: os.write(write_end, f"{text}\n".encode()) and None)
+            train(run_dir, report)
             sys.settrace(None)
 
         pid = fork(work)
-        os.close(write_end)
+        os.close(report_pipe[1])
         received = b""
-        patience = rng.randrange(1, 120)
-        while chunk := os.read(read_end, 64):
+        while chunk := os.read(report_pipe[0], 64):
             received += chunk
-            if not at_line and len(received) >= patience:
+            if at_line:
+                continue
+            if received.count(b"\n") >= patience:
                 os.kill(pid, signal.SIGKILL)
-                patience = sys.maxsize
-        os.close(read_end)
+            else:
+                os.write(go_pipe[1], b"x" * chunk.count(b"\n"))
+        for descriptor in (report_pipe[0], *go_pipe):
+            os.close(descriptor)
         killed = was_killed(pid)
         kills += killed
         if (run_dir / "journal.sqlite").exists():
             check(run_dir, received.decode().splitlines(), readonly=kills % 2 == 0)
-        if not killed:
-            break
     check_finished(run_dir)
     print(f"{kills} kills")
 

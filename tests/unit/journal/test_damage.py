@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -9,6 +12,8 @@ import pytest
 
 from posttrain.errors import JournalCorruptError, JournalError
 from posttrain.journal import DrawStatus, Journal, encode_group, verify_segments
+from posttrain.journal.segments import FrameKind, SegmentWriter, build_frame
+from posttrain.types import TrainBatch
 
 FIRST = "segments/00000001.seg"
 
@@ -18,8 +23,8 @@ def small(journal, run_dir, make_draw, make_group) -> Path:
     """A closed journal whose one segment holds draws 0 and 1 and an evaluation group."""
     for draw_id in range(2):
         journal.record_draw(make_draw(draw_id))
-        journal.record_group(make_group(make_draw(draw_id), size=1))
-    journal.record_eval_group(0, make_group(make_draw(0), size=1))
+        journal.record_group(make_group(make_draw(draw_id), size=1 - draw_id))
+    journal.record_eval_group(0, make_group(make_draw(0), size=0))
     journal.close()
     assert verify_segments(run_dir) == []
     return run_dir
@@ -234,3 +239,85 @@ def test_damage_before_the_barrier_is_never_repaired_away(
         assert encode_group(journal.group(4)) == encode_group(make_group(make_draw(4)))
     (problem,) = verify_segments(run_dir)
     assert (problem.file, problem.draw_id) == (FIRST, 3)
+
+
+@pytest.mark.parametrize("durability", ["step", "group"])
+def test_a_barrier_covers_every_frame_written_before_it(
+    run_dir, header, make_draw, make_group, durability
+) -> None:
+    def covered() -> int:
+        connection = sqlite3.connect(run_dir / "journal.sqlite")
+        try:
+            row = connection.execute("SELECT value FROM meta WHERE key = 'barrier'").fetchone()
+        finally:
+            connection.close()
+        return json.loads(row[0])[1] if row else 0
+
+    with Journal.create(run_dir, header, durability=durability) as journal:
+        journal.record_draw(make_draw(0))
+        journal.record_group(make_group(make_draw(0)))
+        size = (run_dir / FIRST).stat().st_size
+        assert covered() == (size if durability == "group" else 0)
+        journal.begin_step(TrainBatch(1, (), (0,)), "fingerprint")
+        assert covered() == size
+
+
+@pytest.mark.parametrize("max_segment_bytes", [10, 10_000])
+def test_an_interrupt_between_frame_and_row_takes_both_back(
+    run_dir, header, make_draw, make_group, monkeypatch, max_segment_bytes
+) -> None:
+    """In the same segment, and where the frame had begun a new one."""
+    append = SegmentWriter.append
+
+    def interrupted(*arguments: object) -> None:
+        append(*arguments)
+        raise KeyboardInterrupt
+
+    with Journal.create(run_dir, header, max_segment_bytes=max_segment_bytes) as journal:
+        for draw_id in range(2):
+            journal.record_draw(make_draw(draw_id))
+        journal.record_group(make_group(make_draw(0)))
+        with monkeypatch.context() as patch:
+            patch.setattr(SegmentWriter, "append", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                journal.record_group(make_group(make_draw(1), size=3))
+        assert journal.open_draws() == [(make_draw(0), True), (make_draw(1), False)]
+        journal.record_group(make_group(make_draw(1)))
+        for draw_id in range(2):
+            expected = make_group(make_draw(draw_id))
+            assert encode_group(journal.group(draw_id)) == encode_group(expected)
+    assert verify_segments(run_dir) == []
+
+
+def test_a_valid_frame_with_other_content_is_reported(small, make_draw, make_group) -> None:
+    """A segment restored from another run: same draw, same length, its own checksum right."""
+    payload = encode_group(make_group(make_draw(0), size=1))
+    forged = payload.replace(b"evidence", b"evidenze")
+    head, _ = build_frame(FrameKind.TRAIN_GROUP, 0, 0, forged)
+    path = small / FIRST
+    data = path.read_bytes()
+    path.write_bytes(head + forged + data[frame_starts(small)[1] :])
+    (problem,) = verify_segments(small)
+    assert (problem.offset, problem.draw_id) == (0, 0)
+    assert "not the one the journal recorded" in problem.fact
+
+
+def test_what_a_killed_writer_left_unflushed_is_flushed_on_opening(
+    journal, run_dir, make_draw, make_group, monkeypatch
+) -> None:
+    """Else the next barrier would vouch for bytes that nobody ever sent to the disk."""
+    journal.record_draw(make_draw(0))
+    journal.record_group(make_group(make_draw(0)))
+    killed = run_dir.with_name("killed")
+    shutil.copytree(run_dir, killed)
+    flushed: set[int] = set()
+    fsync = os.fsync
+
+    def recording_fsync(descriptor: int) -> None:
+        flushed.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recording_fsync)
+    with Journal.open(killed) as survivor:
+        assert survivor.open_draws() == [(make_draw(0), True)]
+        assert (killed / FIRST).stat().st_ino in flushed

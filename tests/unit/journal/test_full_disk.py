@@ -74,7 +74,7 @@ def test_a_file_size_limit_stops_the_run_with_its_remedy_and_loses_nothing(run_d
         text=True,
         preexec_fn=limited,
     )
-    acknowledged = check_refusal(done, run_dir, "File too large")
+    acknowledged = check_refusal(done, run_dir, "ulimit -f")
     with Journal.open(run_dir) as journal:  # with the limit gone the run goes on
         runpy.run_path(str(records_path()))["run_steps"](journal, 1)
         assert journal.ledger().balanced

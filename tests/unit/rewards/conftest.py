@@ -20,9 +20,7 @@ def _task(answer: Any, prompt: str = "?", **metadata: Any) -> Task:
 
 
 def _turn(text: str) -> Turn:
-    return Turn(
-        np.array([1], np.int32), Completion.build([2], [-0.1], [0], FinishReason.EOS, text)
-    )
+    return Turn(np.array([1], np.int32), Completion.build([2], [-0.1], [0], FinishReason.EOS, text))
 
 
 def _children() -> set[int]:

@@ -153,6 +153,12 @@ def test_choosing_an_expression_of_the_question_is_an_answer() -> None:
     assert grade(r"\boxed{x+1}", "x+1", prompt)["correct"]
 
 
+@pytest.mark.parametrize("answer", ["(" * 1900, "(" * 900 + "42" + ")" * 900, "[42", "42]"])
+def test_brackets_that_cannot_mean_anything_never_reach_the_parser(answer: str) -> None:
+    result = grade(f"The answer is {answer}", "42")
+    assert not result["correct"] and "brackets" in result["evidence"]
+
+
 def test_a_gold_may_carry_its_solution() -> None:
     assert grade("18", "16 - 3 - 4 = 9, 9 * 2 = 18\n#### 18")["correct"]
     assert grade("18", r"We find $\boxed{18}$.")["correct"]

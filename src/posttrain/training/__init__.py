@@ -1,0 +1,1 @@
+"""Weights: model folders, the forward pass, the optimizer step, checkpoints."""
