@@ -132,9 +132,7 @@ class _Session:
             journal,
             learner,
             self._trainable.algorithm,
-            lambda result: self._observer.progress(
-                "redo", result.step - restored, begun - restored
-            ),
+            lambda r: self._observer.progress("redo", r.step - restored, begun - restored),
         )
 
     def _check_initial_weights(self) -> None:

@@ -2,7 +2,7 @@
 
 Shapes: P prompt tokens, C completion tokens, L tokens of a sample, T packed tokens, G group,
 N turns, V vocabulary. Position i of every array describes token i; the shift into labels happens
-in one function only (`posttrain.training.forward.label_rows`).
+in one function only (`posttrain.data.packing.label_rows`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 SCHEMA_VERSION = 1
 
 Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
 Int8 = NDArray[np.int8]
 Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
@@ -640,39 +641,51 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """Samples packed end to end, without padding, for one forward pass.
+    """Samples merged into a prefix tree for one forward pass, without padding.
 
-    token_ids [T] int64, position_ids [T] int64 (restart at 0 for each sample), lengths: tokens of
-    each sample (sum T); loss_mask [T] bool, sampler_logprobs, advantages [T] float32, and
-    sample_index [T] int32: which sample of the micro-batch a token belongs to.
+    Rows: token_ids [T] int64, position_ids [T] int64. paths: the rows of each sample in order;
+    first_owned: how many of them an earlier sample brought. Trained tokens, sample by sample:
+    predict_rows [N] int64 (the row whose logits predict it), labels [N] int64, sampler_logprobs
+    and advantages [N] float32, sample_index [N] int64 (which sample it belongs to).
 
     Example:
-        >>> m = Microbatch(np.array([1, 2]), np.array([0, 1]), (2,), np.array([False, True]),
-        ...     np.zeros(2, np.float32), np.zeros(2, np.float32), np.zeros(2, np.int32))
-        >>> m.num_tokens
-        2
+        >>> m = Microbatch(np.array([1, 2]), np.array([0, 1]), (np.array([0, 1]),), (0,),
+        ...     np.array([0]), np.array([2]), np.zeros(1, np.float32), np.ones(1, np.float32),
+        ...     np.array([0]))
+        >>> m.num_rows, m.num_tokens, m.num_loss_tokens
+        (2, 2, 1)
     """
 
-    token_ids: NDArray[np.int64]
-    position_ids: NDArray[np.int64]
-    lengths: tuple[int, ...]
-    loss_mask: Bool
+    token_ids: Int64
+    position_ids: Int64
+    paths: tuple[Int64, ...]
+    first_owned: tuple[int, ...]
+    predict_rows: Int64
+    labels: Int64
     sampler_logprobs: Float32
     advantages: Float32
-    sample_index: Int32
+    sample_index: Int64
 
     def __post_init__(self) -> None:
-        total = sum(self.lengths)
-        _check_vector("Microbatch.token_ids", self.token_ids, np.int64, total)
-        _check_vector("Microbatch.position_ids", self.position_ids, np.int64, total)
-        _check_vector("Microbatch.loss_mask", self.loss_mask, np.bool_, total)
-        _check_vector("Microbatch.sampler_logprobs", self.sampler_logprobs, np.float32, total)
-        _check_vector("Microbatch.advantages", self.advantages, np.float32, total)
-        _check_vector("Microbatch.sample_index", self.sample_index, np.int32, total)
+        _check_vector("Microbatch.position_ids", self.position_ids, np.int64, self.num_rows)
+        count = self.num_loss_tokens
+        _check_vector("Microbatch.predict_rows", self.predict_rows, np.int64, count)
+        _check_vector("Microbatch.sampler_logprobs", self.sampler_logprobs, np.float32, count)
+        _check_vector("Microbatch.advantages", self.advantages, np.float32, count)
+        _check_vector("Microbatch.sample_index", self.sample_index, np.int64, count)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        """Tokens of the samples, shared ones counted for each."""
+        return sum(len(path) for path in self.paths)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return len(self.labels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from posttrain.commands.display import observer_for
 from posttrain.commands.export import write_folder
 from posttrain.errors import ConfigError
 from posttrain.journal import Journal
 
-_COMPARED = (
-    "learner/loss",
-    "learner/grad_norm",
-    "policy/kl_k3",
-    "mismatch/k3",
-    "groups/zero_variance_frac",
-)
+_COMPARED = {
+    "grad norm": "learner/grad_norm",
+    "loss": "learner/loss",
+    "advantage": "advantage/mean",
+    "mismatch k3": "mismatch/k3",
+}
 
 
 def replay_command(
@@ -54,23 +54,15 @@ def replay_command(
         _print_comparison(outcome["steps"], to)
 
 
-def _print_comparison(steps: list[dict], to: Path | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="recorded -> replayed", title_justify="left")
-    table.add_column("step")
-    for name in _COMPARED:
-        table.add_column(name)
-    table.add_column("same weights")
+def _print_comparison(steps: list[dict[str, Any]], to: Path | None) -> None:
+    print("step: recorded -> replayed")
     for row in steps[:: max(1, len(steps) // 20)]:
         cells = [
-            f"{row['recorded'].get(n, float('nan')):.4g} -> {row['replayed'].get(n, float('nan')):.4g}"
-            for n in _COMPARED
+            f"{label} {row['recorded'][name]:.4g} -> {row['replayed'][name]:.4g}"
+            for label, name in _COMPARED.items()
+            if name in row["recorded"] and name in row["replayed"]
         ]
-        table.add_row(str(row["step"]), *cells, "yes" if row["same_weights"] else "no")
-    Console().print(table)
-    if to is not None:
-        print(f"the re-trained policy is in {to}")
-    else:
-        print("add --to FOLDER to keep the re-trained policy")
+        same = "same weights" if row["same_weights"] else "other weights"
+        print(f"{row['step']}: {', '.join(cells)}; {same}")
+    where = f"is in {to}" if to is not None else "was not kept: add --to FOLDER"
+    print(f"the re-trained policy {where}")

@@ -1,7 +1,7 @@
 """The embedded engine: batched decoding with a KV cache on the learner's own weights.
 
-Requests join and leave a running batch between two tokens. Prompts that are equal are computed
-once. A request's tokens and log-probs are a function of its ids, params, seed and the weights.
+Requests join and leave a running batch between two tokens. What prompts share is computed once.
+A request's tokens and log-probs are a function of its ids, params, seed and the weights.
 
     generate()  consumes a request; waits for its completion; unblocked by `_run`
     _run()      consumes waiting requests; produces completions; ends when nothing is left
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from posttrain.data.prefix_tree import GrowingTree, PrefixTree
 from posttrain.errors import EngineError
 from posttrain.randomness import generator
 from posttrain.sampling.choose import choose_tokens
@@ -25,7 +26,7 @@ from posttrain.training import attention
 from posttrain.training.policy import Policy
 from posttrain.types import Completion, FinishReason, Int32, SamplingParams
 
-PREFILL_TOKENS = 4096
+PREFILL_ROWS = 4096
 
 
 @dataclass(eq=False)
@@ -136,54 +137,39 @@ class EmbeddedSampler:
             self._waiting.clear()
 
     def _admit(self) -> None:
-        """Prefill waiting requests while rows are free, equal prompts once."""
+        """Prefill waiting requests while rows are free; what prompts share is computed once."""
         while self._waiting and len(self._running) < self._max_batch:
             joining: list[_Request] = []
-            prompts: dict[bytes, list[_Request]] = {}
-            tokens = 0
+            tree = GrowingTree()
             while self._waiting and len(self._running) + len(joining) < self._max_batch:
-                request = self._waiting[0]
-                key = request.prompt.tobytes()
-                new_tokens = 0 if key in prompts else len(request.prompt)
-                if joining and tokens + new_tokens > PREFILL_TOKENS:
+                new_rows = tree.new_rows(self._waiting[0].prompt)
+                if joining and tree.num_rows + new_rows > PREFILL_ROWS:
                     break
-                tokens += new_tokens
-                prompts.setdefault(key, []).append(self._waiting.popleft())
-                joining.append(request)
-            self._prefill(list(prompts.values()), tokens)
+                tree.add(self._waiting[0].prompt)
+                joining.append(self._waiting.popleft())
+            self._prefill(joining, tree.freeze())
 
-    def _prefill(self, siblings: list[list[_Request]], num_tokens: int) -> None:
-        prompts = [members[0].prompt for members in siblings]
-        lengths = [len(p) for p in prompts]
-        ids = torch.from_numpy(np.concatenate(prompts).astype(np.int64))
-        positions = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths]))
-        sink = self._cache_sink(siblings, lengths)
+    def _prefill(self, joining: list[_Request], tree: PrefixTree) -> None:
+        sink = self._cache_sink(tree)
         hidden = self._policy.hidden(
-            ids, positions, lambda rows: attention.PackedLayout(lengths, rows, kv_sink=sink)
+            torch.from_numpy(tree.token_ids),
+            torch.from_numpy(tree.position_ids),
+            lambda rows: attention.TreeLayout(tree.paths, tree.first_owned, rows, kv_sink=sink),
         )
-        last = torch.from_numpy(np.cumsum(lengths) - 1)
-        logits = self._policy.logits(hidden[last])
-        self._prefilled += num_tokens
-        owner = torch.tensor([i for i, members in enumerate(siblings) for _ in members])
-        joined = [request for members in siblings for request in members]
-        self._running.extend(joined)
-        self._take(joined, logits[owner])
+        last = np.asarray([path[-1] for path in tree.paths])
+        distinct, owner = np.unique(last, return_inverse=True)
+        logits = self._policy.logits(hidden[torch.from_numpy(distinct)])
+        self._prefilled += tree.num_rows
+        self._running.extend(joining)
+        self._take(joining, logits[torch.from_numpy(owner)])
 
-    def _cache_sink(self, siblings: list[list[_Request]], lengths: list[int]):
-        """Where prefill's keys go: each prompt's tokens into the row of every sibling."""
+    def _cache_sink(self, tree: PrefixTree) -> attention.KVSink:
+        """Where prefill's keys go: the path of each request into its row of the cache."""
         first = len(self._running)
-        rows, positions, sources = [], [], []
-        start = 0
-        for members, length in zip(siblings, lengths, strict=True):
-            for _ in members:
-                rows.append(np.full(length, first))
-                positions.append(np.arange(length))
-                sources.append(np.arange(start, start + length))
-                first += 1
-            start += length
-        row, position, source = (
-            torch.from_numpy(np.concatenate(part)) for part in (rows, positions, sources)
-        )
+        source = torch.from_numpy(np.concatenate(tree.paths))
+        lengths = [len(path) for path in tree.paths]
+        row = torch.from_numpy(np.repeat(np.arange(first, first + len(lengths)), lengths))
+        position = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths]))
         capacity = max(lengths) + 1
 
         def sink(layer: int, key_TKD: torch.Tensor, value_TKD: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Attention over packed sequences and over a decoding cache, through transformers' interface.
+"""Attention over shared sequences and over a decoding cache, through transformers' interface.
 
 The model sees one flat row of T tokens, so every linear layer works on real tokens only; this
 module restores the sequences for attention. Keys are padded to a multiple of `KEY_BLOCK`, per
@@ -12,10 +12,11 @@ R = H // K, Q queries, S keys, D head size.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -25,6 +26,15 @@ from posttrain.errors import ModelError
 KEY_BLOCK = 64
 EXACT = "posttrain_exact"
 FUSED = "posttrain_sdpa"
+
+
+KVSink = Callable[[int, torch.Tensor, torch.Tensor], None]
+"""Receives layer, keys [T, K, D] and values [T, K, D]."""
+
+
+def _query_bucket(length: int) -> int:
+    """Queries are padded to a power of two, from 4 on: few shapes, little waste."""
+    return max(4, 1 << (length - 1).bit_length())
 
 
 def bucket_of(length: int) -> int:
@@ -88,38 +98,47 @@ class Core:
         return (weights.view(n, k, r * q, -1) @ value_NKSD).view(n, k, r, q, d)
 
 
-@dataclass
-class PackedLayout:
-    """Sequences end to end in the first `sum(lengths)` tokens; later tokens are row padding.
+class TreeLayout:
+    """Sequences as paths through shared rows (`data.prefix_tree`), in the first rows given.
 
-    With `kv_sink` set, the keys and values of every layer are handed to it (prefill).
+    A sequence attends with the queries of the rows it owns to the keys of its whole path. Rows that
+    no path reaches (row padding) get zeros. With `kv_sink` set, the keys and values of every layer
+    are handed to it (prefill).
     """
 
-    lengths: Sequence[int]
-    num_rows: int
-    kv_sink: Any = None
-    _buckets: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    _restore: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
-
-    def __post_init__(self) -> None:
-        members: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        start = 0
-        for length in self.lengths:
-            members[bucket_of(length)].append((start, length))
-            start += length
-        pad_row = self.num_rows  # one zero row is appended behind the tokens
-        restore = torch.full((self.num_rows,), -1, dtype=torch.long)
+    def __init__(
+        self,
+        paths: Sequence[np.ndarray],
+        first_owned: Sequence[int],
+        num_rows: int,
+        kv_sink: KVSink | None = None,
+    ) -> None:
+        self._kv_sink = kv_sink
+        members: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for i, (path, first) in enumerate(zip(paths, first_owned, strict=True)):
+            if first < len(path):
+                members[_query_bucket(len(path) - first), bucket_of(len(path))].append(i)
+        pad_row = num_rows  # one zero row is appended behind the rows
+        restore = np.full(num_rows, -1, np.int64)
+        self._buckets: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         offset = 0
-        for size in sorted(members):
-            index = torch.full((len(members[size]), size), pad_row, dtype=torch.long)
-            for i, (begin, length) in enumerate(members[size]):
-                index[i, :length] = torch.arange(begin, begin + length)
-                restore[begin : begin + length] = offset + i * size + torch.arange(length)
-            positions = torch.arange(size).expand(len(members[size]), size)
-            self._buckets.append((index, positions))
-            offset += index.numel()
-        restore[restore < 0] = offset  # row padding reads one zero row
-        self._restore = restore
+        for (num_queries, num_keys), chosen in sorted(members.items()):
+            queries = np.full((len(chosen), num_queries), pad_row, np.int64)
+            keys = np.full((len(chosen), num_keys), pad_row, np.int64)
+            positions = np.zeros((len(chosen), num_queries), np.int64)
+            for i, member in enumerate(chosen):
+                path, first = paths[member], first_owned[member]
+                owned = path[first:]
+                queries[i, : len(owned)] = owned
+                keys[i, : len(path)] = path
+                positions[i, : len(owned)] = np.arange(first, len(path))
+                restore[owned] = offset + i * num_queries + np.arange(len(owned))
+            self._buckets.append(
+                (torch.from_numpy(queries), torch.from_numpy(keys), torch.from_numpy(positions))
+            )
+            offset += queries.size
+        restore[restore < 0] = offset  # reads the zero row appended behind the outputs
+        self._restore = torch.from_numpy(restore)
 
     def attend(
         self,
@@ -129,15 +148,15 @@ class PackedLayout:
         value_TKD: torch.Tensor,
         core: Core,
     ) -> torch.Tensor:
-        if self.kv_sink is not None:
-            self.kv_sink(layer, key_TKD, value_TKD)
+        if self._kv_sink is not None:
+            self._kv_sink(layer, key_TKD, value_TKD)
         query, key, value = (_with_zero_row(t) for t in (query_TKRD, key_TKD, value_TKD))
         outputs = []
-        for index, positions in self._buckets:
+        for queries, keys, positions in self._buckets:
             out = core(
-                query[index].permute(0, 2, 3, 1, 4),
-                key[index].transpose(1, 2),
-                value[index].transpose(1, 2),
+                query[queries].permute(0, 2, 3, 1, 4),
+                key[keys].transpose(1, 2),
+                value[keys].transpose(1, 2),
                 positions,
             )
             outputs.append(out.permute(0, 3, 1, 2, 4).reshape(-1, *query_TKRD.shape[1:]))

@@ -1,29 +1,19 @@
-"""From packed tokens to the log-prob and entropy of each trained token."""
+"""From packed rows to the log-prob and entropy of each trained token."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from posttrain.algo.entropy import entropy
 from posttrain.algo.logprobs import token_logprobs
 from posttrain.training.policy import Policy
-from posttrain.types import Bool, Microbatch
+from posttrain.types import Microbatch
 
 HEAD_ROWS = 512
 """Rows of the output head computed at a time: [512, V] logits is the most that ever exists."""
-
-
-def label_rows(loss_mask_T: Bool) -> np.ndarray:
-    """Positions whose logits predict the trained tokens [N]: the one place that shifts.
-
-    The logits at position i predict token i + 1, so the token at position j is scored by row
-    j - 1. The first token of a sequence is never trained, hence row j - 1 is in its own sequence.
-    """
-    return np.flatnonzero(loss_mask_T) - 1
 
 
 @dataclass(frozen=True)
@@ -35,15 +25,13 @@ class TokenScores:
 
 
 def score_tokens(policy: Policy, micro: Microbatch, temperature: float) -> TokenScores:
-    """Log-probs of the trained tokens under softmax(logits / temperature), the distribution that
-    was sampled. N is the number of True entries of `micro.loss_mask`, in order."""
-    ids = torch.from_numpy(micro.token_ids)
-    hidden = policy.packed_hidden(ids, torch.from_numpy(micro.position_ids), micro.lengths)
-    rows = torch.from_numpy(label_rows(micro.loss_mask))
-    labels_N = ids[rows + 1]
-    hidden_NH = hidden[rows]
+    """Log-probs of the trained tokens [N] under softmax(logits / temperature), the distribution
+    that was sampled."""
+    hidden_TH = policy.tree_hidden(micro)
+    hidden_NH = hidden_TH[torch.from_numpy(micro.predict_rows)]
+    labels_N = torch.from_numpy(micro.labels)
     logprobs, entropies = [], []
-    for start in range(0, len(rows), HEAD_ROWS):
+    for start in range(0, len(labels_N), HEAD_ROWS):
         piece = slice(start, start + HEAD_ROWS)
         arguments = (policy, hidden_NH[piece], labels_N[piece], temperature)
         if torch.is_grad_enabled():
@@ -53,7 +41,7 @@ def score_tokens(policy: Policy, micro: Microbatch, temperature: float) -> Token
         logprobs.append(logprob)
         entropies.append(entropy)
     if not logprobs:
-        empty = hidden.new_zeros(0, dtype=torch.float32)
+        empty = hidden_TH.new_zeros(0, dtype=torch.float32)
         return TokenScores(empty, empty)
     return TokenScores(torch.cat(logprobs), torch.cat(entropies))
 

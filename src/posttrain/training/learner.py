@@ -103,14 +103,13 @@ class InlineLearner:
         for index, micro in enumerate(microbatches):
             scores = score_tokens(self._policy, micro, self._recipe.sampler.temperature)
             prox_N = scores.policy_logprobs_N.detach() if prox is None else prox[index]
-            mask = micro.loss_mask
-            owner_N = torch.from_numpy(micro.sample_index[mask].astype(np.int64))
-            lengths_S = torch.bincount(owner_N, minlength=len(micro.lengths))
+            owner_N = torch.from_numpy(micro.sample_index)
+            lengths_S = torch.bincount(owner_N, minlength=len(micro.paths))
             output = self._algorithm.loss(
                 scores.policy_logprobs_N,
                 prox_N,
-                torch.from_numpy(micro.sampler_logprobs[mask]),
-                torch.from_numpy(micro.advantages[mask]),
+                torch.from_numpy(micro.sampler_logprobs),
+                torch.from_numpy(micro.advantages),
                 owner_N,
                 Denominators(num_loss_tokens, num_sequences, lengths_S),
             )
@@ -161,8 +160,8 @@ def _split_by_group(
 
 def _global_counts(microbatches: Sequence[Microbatch]) -> tuple[int, int]:
     """Loss tokens and sequences of the whole optimizer step, fixed before the first backward."""
-    tokens = sum(int(m.loss_mask.sum()) for m in microbatches)
-    sequences = sum(len(np.unique(m.sample_index[m.loss_mask])) for m in microbatches)
+    tokens = sum(m.num_loss_tokens for m in microbatches)
+    sequences = sum(len(np.unique(m.sample_index)) for m in microbatches)
     return tokens, sequences
 
 
@@ -172,6 +171,7 @@ class _Meter:
     def __init__(self) -> None:
         self._entropy_sum = 0.0
         self._tokens = 0
+        self._rows = 0
         self._microbatches = 0
         self._losses: list[float] = []
         self._norms: list[float] = []
@@ -180,6 +180,7 @@ class _Meter:
     def add(self, micro: Microbatch, entropy_N: torch.Tensor, stats: TokenStats) -> None:
         self._entropy_sum += float(entropy_N.sum())
         self._tokens += micro.num_tokens
+        self._rows += micro.num_rows
         self._microbatches += 1
         self._stats = self._stats.merge(stats)
 
@@ -198,6 +199,7 @@ class _Meter:
             "learner/tok_per_s": self._tokens / seconds if seconds else 0.0,
         }
         if self._stats.num_tokens:
+            metrics["learner/shared_frac"] = 1 - self._rows / self._tokens
             metrics["learner/loss"] = sum(self._losses) / len(self._losses)
             metrics["learner/grad_norm"] = max(self._norms)
             metrics["policy/entropy_mean"] = self._entropy_sum / self._stats.num_tokens

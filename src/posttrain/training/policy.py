@@ -16,8 +16,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from posttrain.data.prefix_tree import PrefixTree, build_prefix_tree
 from posttrain.errors import ModelError
 from posttrain.training import attention
+from posttrain.types import Microbatch
 
 FP32_ROWS = 64
 BF16_MIN_ROWS = 4
@@ -70,12 +72,12 @@ class Policy:
         )
         return output.last_hidden_state[0, :count]
 
-    def packed_hidden(
-        self, token_ids_T: torch.Tensor, position_ids_T: torch.Tensor, lengths: Sequence[int]
-    ) -> torch.Tensor:
-        """`hidden` of sequences laid end to end; no token sees another sequence."""
+    def tree_hidden(self, tree: PrefixTree | Microbatch) -> torch.Tensor:
+        """`hidden` of a prefix tree's rows; a row sees the rows before it on its path alone."""
         return self.hidden(
-            token_ids_T, position_ids_T, lambda rows: attention.PackedLayout(lengths, rows)
+            torch.from_numpy(tree.token_ids),
+            torch.from_numpy(tree.position_ids),
+            lambda rows: attention.TreeLayout(tree.paths, tree.first_owned, rows),
         )
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
@@ -181,9 +183,9 @@ def _native_logits(model: Any) -> torch.Tensor:
 
 def _check_same_function(policy: Policy, reference: torch.Tensor) -> None:
     """The packed path must be the model that transformers runs; refuse what it is not."""
-    ids = _probe_ids(policy.model)
+    tree = build_prefix_tree([_probe_ids(policy.model).numpy()])
     with torch.no_grad():
-        ours = policy.logits(policy.packed_hidden(ids, torch.arange(len(ids)), [len(ids)]))
+        ours = policy.logits(policy.tree_hidden(tree))
     scale = float(reference.abs().max())
     error = float((ours - reference).abs().max())
     if not error <= (0.05 if policy.dtype == torch.bfloat16 else 1e-3) * max(scale, 1.0):
