@@ -82,7 +82,7 @@ def build_spec(recipe: Recipe, base_dir: Path) -> EnvSpec:
 
 
 async def build_rollable(
-    recipe: Recipe, spec: EnvSpec, policy: Policy, policy_version: int
+    recipe: Recipe, spec: EnvSpec, policy: Policy, policy_version: int = 0
 ) -> Rollable:
     """Everything that generates, with prompts measured and the reward function looked at.
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Cluster = Literal["inline"]
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Example = Annotated[tuple[str, str], Field(strict=False)]
 
 
 class Section(BaseModel):
@@ -156,6 +157,12 @@ AlgoConfig = Annotated[RlooConfig | GrpoConfig, Field(discriminator="type")]
 
 class _EnvSection(Section):
     system: str | None = Field(None, description="System message; None leaves it to the template.")
+    examples: tuple[Example, ...] = Field(
+        (),
+        strict=False,
+        description="Questions and answers shown as earlier turns, for models that need to see "
+        "the form of an answer.",
+    )
     num_eval: Positive = Field(200, description="Held-out tasks.")
 
 
@@ -174,6 +181,25 @@ class ArithmeticConfig(_EnvSection):
         if self.max_operand < self.min_operand:
             raise ValueError(
                 f"max_operand {self.max_operand} is below min_operand {self.min_operand}"
+            )
+        return self
+
+
+class LargestConfig(_EnvSection):
+    """Name the largest of several different numbers."""
+
+    type: Literal["largest"] = "largest"
+    count: Annotated[int, Field(ge=2)] = 4
+    max_number: Positive = 99
+    prompt: str = "Largest: {numbers}"
+    num_train: Positive = 100_000
+
+    @model_validator(mode="after")
+    def _range_holds_numbers(self) -> LargestConfig:
+        if self.count > self.max_number:
+            raise ValueError(
+                f"count {self.count} different numbers do not lie in 0..{self.max_number} with a "
+                "choice; raise max_number"
             )
         return self
 
@@ -244,7 +270,12 @@ class DatasetConfig(_EnvSection):
 
 
 EnvConfig = Annotated[
-    ArithmeticConfig | ReverseConfig | BinarySearchConfig | ReasoningGymConfig | DatasetConfig,
+    ArithmeticConfig
+    | LargestConfig
+    | ReverseConfig
+    | BinarySearchConfig
+    | ReasoningGymConfig
+    | DatasetConfig,
     Field(discriminator="type"),
 ]
 

@@ -60,7 +60,7 @@ async def train(
     threads = set_threads(recipe)
     spec = build_spec(recipe, base_dir)
     trainable = build_trainable(recipe, observer)
-    rollable = await build_rollable(recipe, spec, trainable.policy, policy_version=0)
+    rollable = await build_rollable(recipe, spec, trainable.policy)
     try:
         with _open_journal(run_dir, recipe, threads, fresh) as journal:
             (run_dir / "recipe.resolved.toml").write_text(to_toml(recipe))
@@ -96,6 +96,7 @@ class _Session:
 
     async def run(self, started: float) -> dict[str, Any]:
         self._restore()
+        await self._rollable.sampler.load_weights(self._trainable.learner.policy_version)
         self._metrics.rewrite(
             (s.step, s.metrics, s.skipped) for s in self._journal.steps() if s.finished
         )

@@ -43,10 +43,22 @@ def checked_index(index: int, size: int) -> int:
     return index
 
 
-def user_prompt(system: str | None, text: str) -> tuple[Message, ...]:
-    """A user message, after a system message where one is set."""
+def user_prompt(
+    system: str | None, text: str, examples: Sequence[tuple[str, str]] = ()
+) -> tuple[Message, ...]:
+    """A user message, after a system message where one is set and after worked examples as turns.
+
+    Example:
+        >>> [m.role for m in user_prompt("Be brief.", "3 + 4", [("1 + 1", "2")])]
+        ['system', 'user', 'assistant', 'user']
+    """
     head = () if system is None else (Message.text("system", system),)
-    return (*head, Message.text("user", text))
+    shown = [
+        Message.text(role, content)
+        for pair in examples
+        for role, content in zip(("user", "assistant"), pair, strict=True)
+    ]
+    return (*head, *shown, Message.text("user", text))
 
 
 def prompt_key(prompt: Sequence[Message]) -> str:

@@ -10,6 +10,7 @@ from posttrain.config import (
     BinarySearchConfig,
     DatasetConfig,
     EnvConfig,
+    LargestConfig,
     ReasoningGymConfig,
     ReverseConfig,
 )
@@ -29,6 +30,10 @@ def build_env_spec(config: EnvConfig, *, seed: int, base_dir: Path) -> EnvSpec:
         from posttrain.envs.arithmetic import ArithmeticSpec
 
         return ArithmeticSpec(config, seed)
+    if isinstance(config, LargestConfig):
+        from posttrain.envs.largest import LargestSpec
+
+        return LargestSpec(config)
     if isinstance(config, ReverseConfig):
         from posttrain.envs.reverse import ReverseSpec
 

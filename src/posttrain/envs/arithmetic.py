@@ -123,7 +123,7 @@ class ArithmeticSpec:
         values = {"a": problem.a, "op": problem.op, "b": problem.b}
         return make_task(
             f"{problem.a}{problem.op}{problem.b}",
-            user_prompt(self.config.system, self._template.render(values)),
+            user_prompt(self.config.system, self._template.render(values), self.config.examples),
             {**values, "answer": problem.answer},
             grader=_GRADER,
         )

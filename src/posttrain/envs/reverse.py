@@ -96,7 +96,7 @@ class _StringTasks:
     def __getitem__(self, index: int) -> Task:
         position = self._first + checked_index(index, self._size)
         text = self._spec.string(self._order[position])
-        prompt = user_prompt(self._spec.config.system, text)
+        prompt = user_prompt(self._spec.config.system, text, self._spec.config.examples)
         return make_task(f"reverse-{text}", prompt, {"answer": text[::-1]}, grader=_GRADER)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from posttrain.errors import EngineError
 from posttrain.protocols import Curriculum, RunJournal
 from posttrain.rollout.episode import EpisodeRunner
 from posttrain.types import Draw, Group, SamplingParams
@@ -51,6 +52,7 @@ class RolloutProducer:
         self._next_draw_id = next_draw_id
         self._left_open = list(open_draws)
         self._pending: dict[int, asyncio.Task[Group]] = {}
+        self._submitted_at: dict[int, int] = {}
         self.num_in_flight = 0
 
     async def take(self, policy_version: int) -> list[Group]:
@@ -63,9 +65,11 @@ class RolloutProducer:
         while len(taken) < self._groups_per_step:
             self.submit(policy_version, extra=self._groups_per_step - len(taken))
             draw_id = min(self._pending)
-            group = await self._pending.pop(draw_id)
+            group = await self._pending[draw_id]
+            del self._pending[draw_id]
             oldest = group.min_policy_version
             if oldest >= 0 and policy_version - oldest > self._max_policy_lag:
+                self._check_sampler(draw_id, oldest, policy_version)
                 self._journal.drop_draw(draw_id, "stale")
                 continue
             taken.append(group)
@@ -75,6 +79,8 @@ class RolloutProducer:
         """Start draws up to the bound; `extra` are started even when dropped draws used it up."""
         for draw, group in self._left_open:
             self._pending[draw.draw_id] = asyncio.create_task(self._roll(draw, group))
+            if group is None:
+                self._submitted_at[draw.draw_id] = policy_version
         self._left_open.clear()
         allowed = (policy_version + self._max_policy_lag + 1) * self._groups_per_step
         while (self._next_draw_id < allowed and self._next_draw_id <= self._last_draw_id) or len(
@@ -83,7 +89,17 @@ class RolloutProducer:
             draw = self._curriculum.draw(self._next_draw_id)
             self._next_draw_id += 1
             self._journal.record_draw(draw)
+            self._submitted_at[draw.draw_id] = policy_version
             self._pending[draw.draw_id] = asyncio.create_task(self._roll(draw, None))
+
+    def _check_sampler(self, draw_id: int, oldest: int, policy_version: int) -> None:
+        """A group that was stale when it was made means that the sampler has old weights: dropping
+        it and drawing again would never end."""
+        if self._submitted_at.get(draw_id) == policy_version:
+            raise EngineError(
+                f"draw {draw_id}: submitted at policy version {policy_version} but sampled by "
+                f"version {oldest}; the sampler did not load the learner's weights"
+            )
 
     async def close(self) -> None:
         """Stop what is in flight. Its draws stay open in the journal and are redone on resume."""

@@ -1,0 +1,125 @@
+"""Name the largest of several numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from posttrain.config import LargestConfig
+from posttrain.data.tasks import TaskList, checked_index, make_task, user_prompt
+from posttrain.data.template import PromptTemplate
+from posttrain.envs.integers import whole_integer
+from posttrain.envs.single_turn import SingleTurnEnv
+from posttrain.errors import ConfigError, DataError
+from posttrain.protocols import Reward, TaskSet
+from posttrain.randomness import stream
+from posttrain.types import RewardTerm, Scored, Task
+
+_SPLIT_SEED = 0x5EED
+_HELD_OUT_SHARE = 10  # one problem in ten
+_GRADER = "largest/1"
+
+
+@dataclass(frozen=True, slots=True)
+class LargestSpec:
+    """Problems are sets of different numbers in a drawn order. A tenth of all sets, by hash, is
+    held out in every order, so no held-out set is ever trained on.
+
+    Example:
+        >>> spec = LargestSpec(LargestConfig(num_train=50, num_eval=5))
+        >>> task = spec.train_tasks()[3]
+        >>> task.hidden.reveal()["answer"] == max(task.hidden.reveal()["numbers"])
+        True
+    """
+
+    config: LargestConfig
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a prompt without {numbers}, DataError when sets run out."""
+        self._template.require_known(("numbers",))
+        if "numbers" not in self._template.names:
+            raise ConfigError(f"env.prompt {self.config.prompt!r} lacks {{numbers}}; add it")
+        self.eval_tasks()
+
+    @property
+    def name(self) -> str:
+        return "largest"
+
+    def train_tasks(self) -> TaskSet:
+        return _TrainTasks(self)
+
+    def eval_tasks(self) -> TaskSet:
+        """`num_eval` different held-out sets. Raises DataError when the range has too few."""
+        chosen: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for index in range(100 * self.config.num_eval):
+            numbers = self._drawn("eval", index)
+            if _is_held_out(numbers):
+                chosen.setdefault(tuple(sorted(numbers)), numbers)
+            if len(chosen) == self.config.num_eval:
+                return TaskList(self._task(n, f"eval-{i}") for i, n in enumerate(chosen.values()))
+        raise DataError(
+            f"largest: {self.config.count} numbers of 0..{self.config.max_number} give fewer than "
+            f"num_eval = {self.config.num_eval} held-out sets; raise max_number or lower num_eval"
+        )
+
+    def make(self, task: Task) -> SingleTurnEnv:
+        return SingleTurnEnv(task, grade)
+
+    def reward(self) -> Reward | None:
+        return None
+
+    def train_task(self, index: int) -> Task:
+        """Training problem `index`: its first draw that is not held out."""
+        attempt = 0
+        while _is_held_out(numbers := self._drawn("train", index, attempt)):
+            attempt += 1
+        return self._task(numbers, f"train-{index}")
+
+    @property
+    def _template(self) -> PromptTemplate:
+        return PromptTemplate(self.config.prompt, owner="env.prompt")
+
+    def _drawn(self, purpose: str, *key: int) -> tuple[int, ...]:
+        generator = stream(_SPLIT_SEED, f"largest-{purpose}", *key)
+        chosen = generator.choice(self.config.max_number + 1, self.config.count, replace=False)
+        return tuple(int(n) for n in np.asarray(chosen))
+
+    def _task(self, numbers: tuple[int, ...], task_id: str) -> Task:
+        text = self._template.render({"numbers": ", ".join(map(str, numbers))})
+        prompt = user_prompt(self.config.system, text, self.config.examples)
+        hidden = {"numbers": list(numbers), "answer": max(numbers)}
+        return make_task(f"largest-{task_id}", prompt, hidden, grader=_GRADER)
+
+
+class _TrainTasks:
+    def __init__(self, spec: LargestSpec) -> None:
+        self._spec = spec
+
+    def __len__(self) -> int:
+        return self._spec.config.num_train
+
+    def __getitem__(self, index: int) -> Task:
+        return self._spec.train_task(checked_index(index, len(self)))
+
+
+def _is_held_out(numbers: tuple[int, ...]) -> bool:
+    digest = hashlib.sha256(repr(sorted(numbers)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") % _HELD_OUT_SHARE == 0
+
+
+def grade(task: Task, text: str) -> Scored:
+    """1 when the whole text is the number, a trailing period allowed; else 0.
+
+    Example:
+        >>> task = LargestSpec(LargestConfig(num_eval=1)).eval_tasks()[0]
+        >>> gold = task.hidden.reveal()["answer"]
+        >>> [grade(task, t).value for t in (f" {gold}.", f"{gold} or 3", "")]
+        [1.0, 0.0, 0.0]
+    """
+    gold = task.hidden.reveal()["answer"]
+    said = whole_integer(text)
+    value = float(said == gold)
+    evidence = "the text is no integer" if said is None else f"said {said}, gold {gold}"
+    return Scored(value, (RewardTerm("exact", value),), evidence, parsed=said is not None)
