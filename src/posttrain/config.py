@@ -31,14 +31,16 @@ class ModelConfig(Section):
 
     path: str = "smollm2-135m-instruct"
     dtype: Literal["bfloat16", "float32"] = Field(
-        "bfloat16", description="Compute type. Masters and AdamW states are fp32 either way."
+        default="bfloat16",
+        description="Compute type. Masters and AdamW states are fp32 either way.",
     )
     attention: Literal["exact", "sdpa"] = Field(
-        "exact",
+        default="exact",
         description="exact: sampler and learner compute the same bits; sdpa: torch's fused kernel.",
     )
     max_context: Positive | None = Field(
-        None, description="Longest prompt plus completion in tokens; default: the model's own."
+        default=None,
+        description="Longest prompt plus completion in tokens; default: the model's own.",
     )
 
 
@@ -49,7 +51,7 @@ class SamplingConfig(Section):
     temperature: Annotated[float, Field(ge=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
-    stop: tuple[str, ...] = Field((), strict=False)
+    stop: tuple[str, ...] = Field(default=(), strict=False)
 
     @model_validator(mode="after")
     def _temperature_is_usable(self) -> SamplingConfig:
@@ -64,7 +66,7 @@ class SamplerConfig(SamplingConfig):
     """The rollout engine and its sampling for training."""
 
     type: Literal["embedded"] = "embedded"
-    max_batch: Positive = Field(64, description="Most sequences that decode together.")
+    max_batch: Positive = Field(default=64, description="Most sequences that decode together.")
 
     @model_validator(mode="after")
     def _training_distribution_is_full(self) -> SamplerConfig:
@@ -100,7 +102,7 @@ class OptimConfig(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     max_skipped_steps: Positive = Field(
-        3, description="Consecutive non-finite steps before the run stops with a diagnosis."
+        default=3, description="Consecutive non-finite steps before the run stops with a diagnosis."
     )
 
 
@@ -114,15 +116,17 @@ class _PolicyGradient(Section):
         "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "fixed_length"
     ] = "token_mean"
     fixed_length: Positive | None = Field(
-        None, description="Denominator of the fixed_length aggregation, in tokens."
+        default=None, description="Denominator of the fixed_length aggregation, in tokens."
     )
-    num_minibatches: Positive = Field(1, description="Optimizer steps a batch is cut into.")
-    num_epochs: Positive = Field(1, description="Passes over each batch.")
+    num_minibatches: Positive = Field(default=1, description="Optimizer steps a batch is cut into.")
+    num_epochs: Positive = Field(default=1, description="Passes over each batch.")
     zero_variance: Literal["drop", "keep"] = Field(
-        "drop", description="drop: out of the loss and its denominators; keep: counted, A = 0."
+        default="drop",
+        description="drop: out of the loss and its denominators; keep: counted, A = 0.",
     )
     truncated: Literal["score", "mask"] = Field(
-        "score", description="mask: truncated trajectories leave loss, denominators and baseline."
+        default="score",
+        description="mask: truncated trajectories leave loss, denominators and baseline.",
     )
 
     @model_validator(mode="after")
@@ -156,25 +160,31 @@ AlgoConfig = Annotated[RlooConfig | GrpoConfig, Field(discriminator="type")]
 
 
 class _EnvSection(Section):
-    system: str | None = Field(None, description="System message; None leaves it to the template.")
+    system: str | None = Field(
+        default=None, description="System message; None leaves it to the template."
+    )
     examples: tuple[Example, ...] = Field(
-        (),
+        default=(),
         strict=False,
         description="Questions and answers shown as earlier turns, for models that need to see "
         "the form of an answer.",
     )
-    num_eval: Positive = Field(200, description="Held-out tasks.")
+    num_eval: Positive = Field(default=200, description="Held-out tasks.")
 
 
 class ArithmeticConfig(_EnvSection):
     """Integer arithmetic, made on the spot; held-out problems never occur in training."""
 
     type: Literal["arithmetic"] = "arithmetic"
-    operations: tuple[Literal["+", "-", "*"], ...] = Field(("+",), strict=False, min_length=1)
+    operations: tuple[Literal["+", "-", "*"], ...] = Field(
+        default=("+",), strict=False, min_length=1
+    )
     min_operand: int = 0
     max_operand: int = 99
     prompt: str = "{a} {op} {b} = ?"
-    num_train: Positive | None = Field(None, description="Training problems; None: all others.")
+    num_train: Positive | None = Field(
+        default=None, description="Training problems; None: all others."
+    )
 
     @model_validator(mode="after")
     def _range_holds_problems(self) -> ArithmeticConfig:
@@ -210,7 +220,7 @@ class ReverseConfig(_EnvSection):
     type: Literal["reverse"] = "reverse"
     alphabet: str = "abcd"
     length: Positive = 3
-    num_eval: Positive = Field(16, description="Held-out strings, at most half of all.")
+    num_eval: Positive = Field(default=16, description="Held-out strings, at most half of all.")
 
 
 class BinarySearchConfig(_EnvSection):
@@ -220,7 +230,9 @@ class BinarySearchConfig(_EnvSection):
     low: int = 1
     high: int = 7
     max_guesses: Positive = 3
-    terse: bool = Field(False, description="Observations of one character, for tiny models.")
+    terse: bool = Field(
+        default=False, description="Observations of one character, for tiny models."
+    )
 
     @model_validator(mode="after")
     def _range_is_a_range(self) -> BinarySearchConfig:
@@ -235,8 +247,8 @@ class ReasoningGymConfig(_EnvSection):
     type: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str | None = None
     params: dict[str, Any] = Field(default_factory=dict)
-    composite: tuple[dict[str, Any], ...] = Field((), strict=False)
-    size: Positive = Field(1000, description="Training tasks that are generated.")
+    composite: tuple[dict[str, Any], ...] = Field(default=(), strict=False)
+    size: Positive = Field(default=1000, description="Training tasks that are generated.")
     prompt_suffix: str = ""
 
     @model_validator(mode="after")
@@ -256,17 +268,23 @@ class DatasetConfig(_EnvSection):
     type: Literal["dataset"] = "dataset"
     path: str
     reward: str
-    prompt: str = Field("prompt", description="Column with a string or a list of chat messages.")
-    answer: str = Field("answer", description='Column of the gold answer, for "math", "exact".')
+    prompt: str = Field(
+        default="prompt", description="Column with a string or a list of chat messages."
+    )
+    answer: str = Field(
+        default="answer", description='Column of the gold answer, for "math", "exact".'
+    )
     id_column: str | None = None
     template: str | None = Field(
-        None, description='For instance "{question}\\nThink, then answer."'
+        default=None, description='For instance "{question}\\nThink, then answer."'
     )
     split: str = "train"
     eval_path: str | None = None
     eval_frac: Annotated[float, Field(gt=0, lt=1)] = 0.1
     reward_timeout_s: Annotated[float, Field(gt=0)] = 10.0
-    correct_at: float = Field(1.0, description="Reward from which a sample counts as correct.")
+    correct_at: float = Field(
+        default=1.0, description="Reward from which a sample counts as correct."
+    )
 
 
 EnvConfig = Annotated[
@@ -290,12 +308,14 @@ class RolloutConfig(Section):
     group_size: Annotated[int, Field(ge=2)] = 8
     max_turns: Positive = 1
     episode_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    max_attempts: Positive = Field(2, description="Tries for an episode whose failure may pass.")
+    max_attempts: Positive = Field(
+        default=2, description="Tries for an episode whose failure may pass."
+    )
     overlong_prompt: Literal["error", "drop", "truncate_left"] = Field(
-        "error", description="A prompt that leaves no room for max_tokens in the context."
+        default="error", description="A prompt that leaves no room for max_tokens in the context."
     )
     max_invalid_frac: Fraction = Field(
-        0.5, description="Share of invalid episodes over a step above which the run stops."
+        default=0.5, description="Share of invalid episodes over a step above which the run stops."
     )
 
 
@@ -304,7 +324,9 @@ class EvalConfig(SamplingConfig):
 
     max_tokens: Positive | None = None  # type: ignore[assignment]
     temperature: Annotated[float, Field(ge=0)] = 0.0
-    every: Annotated[int, Field(ge=0)] = Field(0, description="Steps between; 0: ends only.")
+    every: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Steps between; 0: ends only."
+    )
     num_tasks: Positive = 200
     samples_per_task: Positive = 1
     before: bool = True
@@ -352,9 +374,12 @@ class Recipe(Section):
     max_policy_lag: Annotated[int, Field(ge=0)] = 0
     cluster: Cluster = "inline"
     deterministic: bool = Field(
-        True, description="Bit-identical across runs and batch compositions on the same machine."
+        default=True,
+        description="Bit-identical across runs and batch compositions on the same machine.",
     )
-    threads: Positive | None = Field(None, description="CPU threads; None: the cores allowed.")
+    threads: Positive | None = Field(
+        default=None, description="CPU threads; None: the cores allowed."
+    )
     model: ModelConfig = Field(default_factory=ModelConfig)
     env: EnvConfig
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)

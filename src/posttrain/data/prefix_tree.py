@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrain.types import Int32
-
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
@@ -59,11 +57,11 @@ class GrowingTree:
     def num_sequences(self) -> int:
         return len(self._paths)
 
-    def new_rows(self, token_ids: Int32) -> int:
+    def new_rows(self, token_ids: NDArray[np.integer]) -> int:
         """Rows that adding the sequence would create."""
         return len(token_ids) - len(self._shared(token_ids.tolist()))
 
-    def add(self, token_ids: Int32) -> None:
+    def add(self, token_ids: NDArray[np.integer]) -> None:
         """Lay out one sequence [L]."""
         ids = token_ids.tolist()
         path = self._shared(ids)

@@ -263,7 +263,7 @@ def _with_zero_row(tensor: torch.Tensor) -> torch.Tensor:
 
 def _attention(fused: bool) -> Any:
     def forward(
-        module: torch.nn.Module,
+        module: Any,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -273,17 +273,17 @@ def _attention(fused: bool) -> Any:
         softcap: float | None = None,
         layout: Layout | None = None,
         s_aux: torch.Tensor | None = None,
-        **_: Any,
+        **_unused: Any,
     ) -> tuple[torch.Tensor, None]:
         if layout is None:
             raise ModelError("packed attention was called without a layout; use Policy.hidden")
         if s_aux is not None:
             raise ModelError(f"{type(module).__name__} uses attention sinks, not supported yet")
-        _, heads, rows, head_dim = query.shape
+        heads, rows, head_dim = query.shape[1:]
         kv_heads = key.shape[1]
         core = Core(scaling or head_dim**-0.5, sliding_window, softcap, fused)
         out = layout.attend(
-            int(module.layer_idx),  # type: ignore[arg-type]
+            module.layer_idx,
             query[0].transpose(0, 1).reshape(rows, kv_heads, heads // kv_heads, head_dim),
             key[0].transpose(0, 1),
             value[0].transpose(0, 1),

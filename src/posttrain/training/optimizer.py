@@ -54,13 +54,14 @@ class MasterOptimizer:
         grads = [m.grad for m in self._masters.values() if m.grad is not None]
         if not grads:
             return 0.0
-        return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))))
+        return float(torch.nn.utils.get_total_norm(grads))
 
     def update(self, lr: float, grad_norm: float) -> None:
         """Clip to `max_grad_norm`, take one AdamW step, refresh the policy's parameters."""
         grads = [m.grad for m in self._masters.values() if m.grad is not None]
         if grad_norm > self._config.max_grad_norm:
-            torch._foreach_mul_(grads, self._config.max_grad_norm / grad_norm)
+            for grad in grads:
+                grad.mul_(self._config.max_grad_norm / grad_norm)
         for group in self._adam.param_groups:
             group["lr"] = lr
         self._adam.step()
@@ -80,7 +81,7 @@ class MasterOptimizer:
         for name in sorted(self._masters):
             tensor = self._masters[name].detach().contiguous()
             digest.update(repr((name, tuple(tensor.shape))).encode())
-            digest.update(memoryview(tensor.view(-1).numpy()).cast("B"))
+            digest.update(tensor.view(-1).numpy().data.cast("B"))
         return digest.hexdigest()
 
     def save(self, folder: Path) -> None:

@@ -1,0 +1,132 @@
+"""posttrain check: what a recipe would do, need and take."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.commands.display import JsonObserver, Terminal, duration, observer_for
+from posttrain.config import Recipe
+from posttrain.recipe_files import load_recipe, to_toml
+
+BYTES_PER_PARAMETER = {"bfloat16": 18, "float32": 16}
+"""bf16: 2 weights, 4 master, 4 gradient, 8 AdamW. fp32: 4 weights, 4 gradient, 8 AdamW."""
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+
+
+@dataclass(frozen=True)
+class DryStep:
+    """One real step in memory: rollouts of a whole batch and the optimizer step on it."""
+
+    rollout_s: float
+    learner_s: float
+    learner_tokens: float
+    num_samples: int
+    invalid: int
+    reward_mean: float | None
+    peak_bytes: int
+
+
+def check_command(name: str, overrides: list[str], measure: bool, as_json: bool) -> None:
+    """Resolve, look at model, data and reward, and time one step unless told not to."""
+    recipe, base_dir = load_recipe(name, overrides)
+    with observer_for(as_json, recipe.num_steps) as observer:
+        facts = asyncio.run(_facts(recipe, base_dir, measure, observer))
+    if as_json:
+        print(json.dumps({"recipe": recipe.model_dump(mode="json"), **facts}))
+        return
+    print(to_toml(recipe))
+    for key, value in facts.items():
+        print(f"{key}: {value}")
+    print(f"\nno conflict found. Next: posttrain train {' '.join([name, *overrides])}")
+
+
+async def _facts(
+    recipe: Recipe, base_dir: Path, measure: bool, observer: Terminal | JsonObserver
+) -> dict[str, Any]:
+    from posttrain.build import build_rollable, build_spec, build_trainable, set_threads
+    from posttrain.training.models import model_info
+
+    threads = set_threads(recipe)
+    spec = build_spec(recipe, base_dir)
+    trainable = build_trainable(recipe, observer)
+    rollable = await build_rollable(recipe, spec, trainable.policy)
+    try:
+        info = model_info(trainable.policy.folder)
+        parameters = sum(p.numel() for p in trainable.policy.model.parameters())
+        per_step = recipe.rollout.groups_per_step * recipe.rollout.group_size
+        facts: dict[str, Any] = {
+            "model": f"{info.name}: {parameters / 1e6:.1f} M parameters, {recipe.model.dtype}",
+            "threads": threads,
+            "training tasks": len(rollable.train_tasks),
+            "held-out tasks": len(rollable.eval_tasks),
+            "trajectories a step": per_step,
+            "epochs": recipe.num_steps * recipe.rollout.groups_per_step / len(rollable.train_tasks),
+            "weights and optimizer": _gb(parameters * BYTES_PER_PARAMETER[recipe.model.dtype]),
+            "checkpoints on disk": _gb(
+                parameters * CHECKPOINT_BYTES_PER_PARAMETER * (recipe.checkpoint.keep + 1)
+            ),
+        }
+        if measure:
+            observer.message("timing one whole step in memory; --no-measure leaves it out")
+            facts |= _estimates(recipe, await _dry_step(recipe, trainable, rollable))
+        return facts
+    finally:
+        await rollable.close()
+
+
+async def _dry_step(recipe: Recipe, trainable: Any, rollable: Any) -> DryStep:
+    from posttrain.build import train_params
+    from posttrain.data.curriculum import UniformCurriculum
+    from posttrain.data.samples import build_batch
+
+    curriculum = UniformCurriculum(rollable.train_tasks, recipe.seed)
+    draws = [curriculum.draw(i) for i in range(recipe.rollout.groups_per_step)]
+    params, size = train_params(recipe), recipe.rollout.group_size
+    started = time.perf_counter()
+    groups = await asyncio.gather(
+        *(rollable.runner.group(curriculum.task(d), d, size, params) for d in draws)
+    )
+    rolled = time.perf_counter()
+    batch = build_batch(1, groups, trainable.algorithm)
+    result = trainable.learner.step(batch)
+    learned = time.perf_counter()
+    return DryStep(
+        rollout_s=rolled - started,
+        learner_s=learned - rolled,
+        learner_tokens=result.metrics["learner/tokens"],
+        num_samples=sum(len(g) for g in groups),
+        invalid=sum(len(g) - len(g.valid) for g in groups),
+        reward_mean=batch.metrics.get("reward/mean"),
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def _estimates(recipe: Recipe, step: DryStep) -> dict[str, Any]:
+    evaluations = int(recipe.eval.before) + int(recipe.eval.after)
+    if recipe.eval.every:
+        evaluations += (recipe.num_steps - 1) // recipe.eval.every
+    samples = min(recipe.eval.num_tasks, recipe.env.num_eval) * recipe.eval.samples_per_task
+    eval_s = evaluations * samples * step.rollout_s / step.num_samples
+    total_s = recipe.num_steps * (step.rollout_s + step.learner_s) + eval_s
+    return {
+        "first step": f"rollouts {step.rollout_s:.1f} s, learner {step.learner_s:.1f} s "
+        f"({step.learner_tokens:.0f} tokens), reward {_or_none(step.reward_mean)}, "
+        f"{step.invalid} of {step.num_samples} invalid",
+        "whole run, at the first step's pace": duration(total_s),
+        "of it evaluation": duration(eval_s),
+        "peak memory so far": _gb(step.peak_bytes),
+    }
+
+
+def _or_none(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.2f} GB"
