@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import json
+import logging
 import signal
 import time
 from dataclasses import asdict
@@ -35,6 +36,8 @@ from posttrain.rollout.producer import RolloutProducer
 from posttrain.telemetry.files import MetricsFile, write_json
 from posttrain.telemetry.observer import Observer
 from posttrain.training.checkpoints import CheckpointStore
+
+logger = logging.getLogger("posttrain")
 
 CHANGEABLE_ON_RESUME = frozenset({"description", "expect", "checkpoint.every", "checkpoint.keep"})
 _PACKAGES = ("torch", "transformers", "safetensors", "numpy", "pydantic", "math-verify")
@@ -180,7 +183,7 @@ class _Session:
             ),
             journal=journal,
             checkpoints=self._checkpoints,
-            observer=_Recording(self._observer, self._metrics),
+            observer=_Recording(self._observer, self._metrics, journal),
         )
 
     def _summary(self, reason: str, wall_s: float) -> dict[str, Any]:
@@ -201,17 +204,19 @@ class _Session:
 
 
 class _Recording:
-    """Writes metrics.jsonl, then tells the observer."""
+    """Copies each step from the journal into metrics.jsonl, then tells the observer."""
 
-    def __init__(self, observer: Observer, metrics: MetricsFile) -> None:
+    def __init__(self, observer: Observer, metrics: MetricsFile, journal: Journal) -> None:
         self._observer = observer
         self._metrics = metrics
+        self._journal = journal
         self.message = observer.message
         self.progress = observer.progress
         self.evaluation = observer.evaluation
 
     def step(self, step: int, num_steps: int, metrics: Any) -> None:
-        self._metrics.append(step, metrics, None)
+        (record,) = self._journal.steps(after=step - 1, limit=1)
+        self._metrics.append(step, record.metrics, record.skipped)
         self._observer.step(step, num_steps, metrics)
 
 
@@ -252,24 +257,36 @@ def _check_same_recipe(run_dir: Path, recipe: Recipe) -> None:
 
 def _open_journal(run_dir: Path, recipe: Recipe, threads: int, fresh: bool) -> Journal:
     if not fresh:
-        journal = Journal.open(run_dir)
-        recorded = journal.header.threads
-        if recorded != threads:
-            journal.close()
-            raise RunDirectoryError(
-                f"run {run_dir} was computed with {recorded} threads, now {threads}: sums would "
-                f"round differently and the redo would not match; set threads={recorded}"
-            )
-        return journal
+        return _reopen(run_dir, threads)
     header = RunHeader(
         recipe=recipe.model_dump(mode="json"),
         code_version=posttrain.__version__,
-        packages={name: importlib.metadata.version(name) for name in _PACKAGES},
+        packages=_packages(),
         seed=recipe.seed,
         threads=threads,
         created_at=datetime.now(UTC).isoformat(),
     )
     return Journal.create(run_dir, header)
+
+
+def _packages() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def _reopen(run_dir: Path, threads: int) -> Journal:
+    journal = Journal.open(run_dir)
+    recorded = journal.header.threads
+    if recorded != threads:
+        journal.close()
+        raise RunDirectoryError(
+            f"run {run_dir} was computed with {recorded} threads, now {threads}: sums would "
+            f"round differently and the redo would not match; set threads={recorded}"
+        )
+    changed = differences(journal.header.packages, _packages())
+    if changed:
+        listed = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items())
+        logger.warning("packages changed since the run began, redone steps may differ: %s", listed)
+    return journal
 
 
 class _interruptible:
