@@ -182,20 +182,11 @@ def _main(
 
 def main() -> None:
     """Entry point: 0 finished, 1 failed, 2 bad arguments or recipe, 130 interrupted."""
-    import asyncio
-
     try:
-        app()
+        app()  # turns a KeyboardInterrupt into exit status 130
     except PosttrainError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print(
-            "interrupted: everything finished so far is in the journal; "
-            "the same command with --resume goes on",
-            file=sys.stderr,
-        )
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -399,10 +399,6 @@ class Recipe(Section):
                 f"rollout.groups_per_step {groups} does not divide by algo.num_minibatches "
                 f"{minibatches}; change one of them"
             )
-        if self.optim.warmup_steps > self.num_steps:
-            raise ValueError(
-                f"optim.warmup_steps {self.optim.warmup_steps} exceeds num_steps {self.num_steps}"
-            )
         if self.env.type == "binary_search" and self.rollout.max_turns < self.env.max_guesses:
             raise ValueError(
                 f"rollout.max_turns {self.rollout.max_turns} is below env.max_guesses "

@@ -97,9 +97,9 @@ def redo(
     Raises ReplayMismatchError when a batch or the weights after it differ from the record.
     """
     count = 0
-    for record in journal.steps(after=learner.policy_version):
-        if up_to is not None and record.step > up_to:
-            break
+    done = learner.policy_version
+    limit = None if up_to is None else max(0, up_to - done)
+    for record in journal.steps(after=done, limit=limit):
         groups = [journal.group(draw_id) for draw_id in record.draw_ids]
         batch = build_batch(record.step, groups, algorithm)
         if fingerprint(batch) != record.fingerprint:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from posttrain.build import Trainable, build_trainable, set_threads
 from posttrain.config import Recipe
@@ -22,8 +23,16 @@ REPLAYABLE = ("algo.", "optim.", "learner.", "num_steps=")
 
 
 def recorded_recipe(journal: Journal, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe that a run was made with, with overrides on top."""
-    recipe = dict(journal.header.recipe)
+    """The recipe that a run was made with, with overrides on top.
+
+    A run records every key of its algorithm. When `overrides` name another one, it takes over the
+    keys it has, and the rest is left out.
+    """
+    recipe = deepcopy(dict(journal.header.recipe))
+    chosen = [o.partition("=")[2].strip(" \"'") for o in overrides if o.startswith("algo.type=")]
+    for model in get_args(Recipe.model_fields["algo"].annotation):
+        if model.model_fields["type"].default in chosen:
+            recipe["algo"] = {k: v for k, v in recipe["algo"].items() if k in model.model_fields}
     return resolve(recipe, [f"threads={journal.header.threads}", *overrides], "of the run")
 
 
@@ -103,7 +112,7 @@ def what_if(
     if wrong:
         raise ConfigError(
             f"replay cannot change {', '.join(wrong)}: the rollouts are those that were recorded. "
-            "Use algo.KEY, optim.KEY or learner.KEY, or train a new run"
+            "Use algo.KEY, optim.KEY, learner.KEY or num_steps, or train a new run"
         )
     with Journal.open(run_dir, readonly=True) as journal:
         recipe = recorded_recipe(journal, overrides)

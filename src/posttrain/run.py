@@ -8,6 +8,8 @@ import json
 import logging
 import signal
 import time
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,14 +29,14 @@ from posttrain.build import (
 )
 from posttrain.config import Recipe
 from posttrain.data.curriculum import UniformCurriculum
-from posttrain.errors import ModelError, RunDirectoryError
+from posttrain.errors import ModelError, RunDirectoryError, StorageError
 from posttrain.evaluation.evaluator import compare_reports
 from posttrain.evaluation.schedule import EvaluationSchedule
-from posttrain.journal import Journal, RunHeader
+from posttrain.journal import Journal, RunHeader, StepRecord
 from posttrain.recipe_files import differences, to_toml
 from posttrain.rollout.producer import RolloutProducer
-from posttrain.telemetry.files import MetricsFile, write_json
-from posttrain.telemetry.observer import Observer
+from posttrain.telemetry.files import MetricsFile, write_json, write_text
+from posttrain.telemetry.observer import ContainedObserver, Observer
 from posttrain.training.checkpoints import CheckpointStore
 
 logger = logging.getLogger("posttrain")
@@ -60,13 +62,15 @@ async def train(
         )
     if not fresh:
         _check_same_recipe(run_dir, recipe)
+    observer = ContainedObserver(observer)
     threads = set_threads(recipe)
     spec = build_spec(recipe, base_dir)
     trainable = build_trainable(recipe, observer)
     rollable = await build_rollable(recipe, spec, trainable.policy)
     try:
+        await asyncio.sleep(0)  # Ctrl-C during the loading is heard before anything is written
         with _open_journal(run_dir, recipe, threads, fresh) as journal:
-            (run_dir / "recipe.resolved.toml").write_text(to_toml(recipe))
+            write_text(run_dir / "recipe.resolved.toml", to_toml(recipe))
             session = _Session(recipe, run_dir, journal, trainable, rollable, observer)
             return await session.run(started)
     finally:
@@ -98,31 +102,45 @@ class _Session:
         )
 
     async def run(self, started: float) -> dict[str, Any]:
-        self._restore()
-        await self._rollable.sampler.load_weights(self._trainable.learner.policy_version)
-        self._metrics.rewrite(
-            (s.step, s.metrics, s.skipped) for s in self._journal.steps() if s.finished
-        )
-        parts = self._parts()
+        """Redo what the journal holds, train the rest, write the summary however it ends."""
+        self._check_initial_weights()
         reason = "failed"
         try:
             with _interruptible():
-                await loop.run(parts)
+                await self._restore()
+                await self._train()
             reason = "finished"
         except asyncio.CancelledError:
             reason = "interrupted"
             raise
         finally:
-            await parts.rollouts.close()
             summary = self._summary(reason, time.monotonic() - started)
-            write_json(self._run_dir / "summary.json", summary)
+            self._write_summary(summary)
         return summary
 
-    def _restore(self) -> None:
+    async def _train(self) -> None:
+        await self._rollable.sampler.load_weights(self._trainable.learner.policy_version)
+        self._metrics.rewrite(
+            (s.step, s.metrics, s.skipped) for s in self._journal.steps() if s.finished
+        )
+        parts = self._parts()
+        try:
+            await loop.run(parts)
+        finally:
+            await parts.rollouts.close()
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        try:
+            write_json(self._run_dir / "summary.json", summary)
+        except StorageError as error:
+            if summary["exit_reason"] == "finished":
+                raise
+            logger.warning("%s", error)  # what ended the run is the error to show
+
+    async def _restore(self) -> None:
         """Newest checkpoint, then the journalled steps after it."""
         learner, journal = self._trainable.learner, self._journal
         self._checkpoints.clean()
-        self._check_initial_weights()
         begun = len(journal.steps())
         restored = self._checkpoints.restore_newest(learner)
         if begun > restored:
@@ -132,12 +150,12 @@ class _Session:
             )
         elif begun:
             self._observer.message(f"resuming: checkpoint of step {restored}")
-        loop.redo(
-            journal,
-            learner,
-            self._trainable.algorithm,
-            lambda r: self._observer.progress("redo", r.step - restored, begun - restored),
-        )
+        for step in range(restored + 1, begun + 1):
+            loop.redo(journal, learner, self._trainable.algorithm, up_to=step)
+            self._observer.progress("redo", step - restored, begun - restored)
+            await asyncio.sleep(0)  # Ctrl-C is heard between two redone steps
+        if begun > restored:
+            self._checkpoints.after_step(learner, self._recipe.num_steps)
 
     def _check_initial_weights(self) -> None:
         """The model folder must be the one the run began with: redo starts from it."""
@@ -199,6 +217,7 @@ class _Session:
             "wall_s": wall_s,
             "training_s": sum(s.metrics.get("time/step_s", 0.0) for s in steps),
             "draws": ledger,
+            "invalid": _invalid_kinds(steps),
             "evaluation": evaluation_summary(self._journal, self._recipe.seed),
         }
 
@@ -218,6 +237,16 @@ class _Recording:
         (record,) = self._journal.steps(after=step - 1, limit=1)
         self._metrics.append(step, record.metrics, record.skipped)
         self._observer.step(step, num_steps, metrics)
+
+
+def _invalid_kinds(steps: Iterable[StepRecord]) -> dict[str, int]:
+    """Trajectories without a reward over the run, by reason."""
+    prefix, kinds = "trajectories/invalid/", Counter[str]()
+    for step in steps:
+        for name, count in step.metrics.items():
+            if name.startswith(prefix):
+                kinds[name.removeprefix(prefix)] += int(count)
+    return dict(sorted(kinds.items()))
 
 
 def evaluation_summary(journal: Journal, seed: int) -> dict[str, Any] | None:
@@ -266,7 +295,10 @@ def _open_journal(run_dir: Path, recipe: Recipe, threads: int, fresh: bool) -> J
         threads=threads,
         created_at=datetime.now(UTC).isoformat(),
     )
-    return Journal.create(run_dir, header)
+    try:
+        return Journal.create(run_dir, header)
+    except StorageError as error:  # nothing has begun: the folder is the user's to change
+        raise RunDirectoryError(f"run directory {run_dir} cannot be used: {error}") from error
 
 
 def _packages() -> dict[str, str]:

@@ -135,6 +135,7 @@ def test_metrics_describe_all_groups_before_anything_is_dropped(group):
         "groups/all_high_frac": 0.25,
         "groups/invalid_frac": 0.25,
         "trajectories/invalid_frac": 1 / 8,
+        "trajectories/invalid/reward_error": 1.0,
         "response/len_mean": 8.0,
         "response/len_p95": 13.4,
         "response/truncated_frac": 1 / 7,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence, Set
 from statistics import fmean
 
 import torch
 
-from posttrain.types import Group, Scored, Trajectory
+from posttrain.types import Group, Invalid, Scored, Trajectory
 
 
 def group_metrics(
@@ -35,6 +36,9 @@ def group_metrics(
     }
     if trajectories:
         metrics["trajectories/invalid_frac"] = (trajectories - len(valid)) / trajectories
+    verdicts = [t.verdict for group in groups for t in group]
+    kinds = Counter(v.kind.value for v in verdicts if isinstance(v, Invalid))
+    metrics |= {f"trajectories/invalid/{kind}": float(kinds[kind]) for kind in sorted(kinds)}
     return metrics | _valid_metrics(valid)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from posttrain.telemetry.files import to_json
 
 PLAIN_EVERY_S = 5.0
 
@@ -48,7 +49,7 @@ class JsonObserver:
         self._emit({"event": "summary", **summary})
 
     def _emit(self, record: Mapping[str, Any]) -> None:
-        print(json.dumps(record), flush=True)
+        print(to_json(record), flush=True)
 
 
 class Terminal:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from posttrain.commands.display import observer_for
 from posttrain.config import Recipe
 from posttrain.errors import ConfigError
 from posttrain.recipe_files import load_recipe, resolve
+from posttrain.telemetry.files import to_json
 from posttrain.telemetry.observer import Observer
 
 
@@ -31,7 +31,7 @@ def evaluate_command(
         if not as_json:
             observer.evaluation(report["policy_version"], report)
     if as_json:
-        print(json.dumps(report))
+        print(to_json(report))
         return
     for name in ("pass_at_k", "response_len_mean", "truncated_frac", "unparsed_frac", "sampling"):
         print(f"{name}: {report.get(name)}")

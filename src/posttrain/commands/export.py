@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +18,7 @@ def export_command(run: Path, to: Path, step: int | None, dtype: str | None) -> 
     """Rebuild the policy and write it."""
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype}; use {' or '.join(DTYPES)}")
-    _refuse_used(to)
+    refuse_used(to)
     from posttrain.replay import rebuild
 
     with observer_for(False, 0) as observer:
@@ -31,24 +29,24 @@ def export_command(run: Path, to: Path, step: int | None, dtype: str | None) -> 
 
 
 def write_folder(policy: Policy, to: Path, dtype: str | None) -> None:
-    """Write beside, then rename: the folder is whole or absent."""
+    """The folder is whole or absent. Raises StorageError when the disk refuses."""
     import torch
+    from safetensors import SafetensorError
 
-    _refuse_used(to)
-    partial = to.with_name(to.name + ".partial")
+    from posttrain.training.models.store import build_in_place
+
+    refuse_used(to)
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        policy.export(partial, getattr(torch, dtype) if dtype else policy.dtype)
-        if to.is_dir():
-            to.rmdir()
-        os.replace(partial, to)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        build_in_place(
+            to,
+            lambda folder: policy.export(folder, getattr(torch, dtype) if dtype else policy.dtype),
+        )
+    except SafetensorError as error:  # what a full disk is to safetensors
         raise StorageError(f"export folder {to}: cannot be written: {error}; make room") from error
 
 
-def _refuse_used(to: Path) -> None:
+def refuse_used(to: Path) -> None:
+    """Raise RunDirectoryError when something is in the way of a new folder `to`."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise RunDirectoryError(
             f"export folder {to} already exists and is not empty; choose another"

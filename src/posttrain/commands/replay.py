@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from posttrain.commands.display import observer_for
-from posttrain.commands.export import write_folder
+from posttrain.commands.export import refuse_used, write_folder
 from posttrain.errors import ConfigError
 from posttrain.journal import Journal
+from posttrain.telemetry.files import to_json
 
 _COMPARED = {
     "grad norm": "learner/grad_norm",
@@ -27,6 +27,8 @@ def replay_command(
         raise ConfigError(
             "replay --verify re-trains exactly what was recorded: leave out the settings and --to"
         )
+    if to is not None:
+        refuse_used(to)
     from posttrain import replay
 
     with Journal.open(run, readonly=True) as journal:
@@ -44,7 +46,7 @@ def replay_command(
                 write_folder(result.trainable.policy, to, None)
             outcome = {"steps": result.steps, "overrides": overrides}
     if as_json:
-        print(json.dumps(outcome))
+        print(to_json(outcome))
     elif verify:
         print(
             f"verified: {outcome['steps']} steps re-trained from the journal, every hash equal; "

@@ -103,7 +103,8 @@ def _print_answers(console: Console, run_dir: Path) -> None:
 
 
 def _question(group: Group) -> str:
-    observation = group.trajectories[0].turns[0].observation
+    turns = group.trajectories[0].turns  # none when the environment failed at its reset
+    observation = turns[0].observation if turns else None
     return observation.messages[-1].plain_text() if observation else group.draw.task_id
 
 

@@ -30,6 +30,10 @@ _STOPS = {
     FinishReason.ABORT: StopReason.ABORTED,
 }
 
+MAX_CLOSE_S = 10.0
+"""An environment that hangs while it closes must not hold its group: the episode's own deadline
+may have passed by then."""
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
@@ -90,21 +94,22 @@ class EpisodeRunner:
         seed = derive_seed(draw.seed, "episode", sample_index)
         stop = StopReason.FAILED
         verdict: Verdict
+        clock = asyncio.timeout(self._limits.timeout_s)
         try:
-            async with asyncio.timeout(self._limits.timeout_s):
+            async with clock:
                 stop, verdict = await self._play(task, seed, recorder, params)
-        except TimeoutError:
-            stop = StopReason.TIMEOUT
-            verdict = Invalid(
-                InvalidKind.ENV_TIMEOUT,
-                f"episode passed rollout.episode_timeout_s = {self._limits.timeout_s:g} s",
-                retryable=True,
-            )
         except EngineError as error:
             verdict = Invalid(InvalidKind.ENGINE_ERROR, str(error))
         except Exception as error:  # boundary: the environment's failure is data
             verdict = Invalid(
                 InvalidKind.ENV_ERROR, f"{type(error).__name__}: {error}", retryable=True
+            )
+        if clock.expired():
+            stop = StopReason.TIMEOUT
+            verdict = Invalid(
+                InvalidKind.ENV_TIMEOUT,
+                f"episode passed rollout.episode_timeout_s = {self._limits.timeout_s:g} s",
+                retryable=True,
             )
         return Trajectory(
             draw_id=draw.draw_id,
@@ -146,7 +151,8 @@ class EpisodeRunner:
                 prompt = recorder.observe(outcome.observation)
             return StopReason.MAX_TURNS, await self._judge(task, recorder.turns)
         finally:
-            await env.close()
+            async with asyncio.timeout(min(MAX_CLOSE_S, self._limits.timeout_s)):
+                await env.close()
 
     async def _judge(self, task: Task, turns: Sequence[Turn]) -> Verdict:
         if self._reward is None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import NoReturn
 
 from posttrain.errors import EngineError
 from posttrain.protocols import Curriculum, RunJournal
@@ -67,9 +68,11 @@ class RolloutProducer:
             draw_id = min(self._pending)
             group = await self._pending[draw_id]
             del self._pending[draw_id]
+            submitted_at = self._submitted_at.pop(draw_id, None)
             oldest = group.min_policy_version
             if oldest >= 0 and policy_version - oldest > self._max_policy_lag:
-                self._check_sampler(draw_id, oldest, policy_version)
+                if submitted_at == policy_version:
+                    self._refuse_old_sampler(draw_id, oldest, policy_version)
                 self._journal.drop_draw(draw_id, "stale")
                 continue
             taken.append(group)
@@ -92,14 +95,13 @@ class RolloutProducer:
             self._submitted_at[draw.draw_id] = policy_version
             self._pending[draw.draw_id] = asyncio.create_task(self._roll(draw, None))
 
-    def _check_sampler(self, draw_id: int, oldest: int, policy_version: int) -> None:
+    def _refuse_old_sampler(self, draw_id: int, oldest: int, policy_version: int) -> NoReturn:
         """A group that was stale when it was made means that the sampler has old weights: dropping
         it and drawing again would never end."""
-        if self._submitted_at.get(draw_id) == policy_version:
-            raise EngineError(
-                f"draw {draw_id}: submitted at policy version {policy_version} but sampled by "
-                f"version {oldest}; the sampler did not load the learner's weights"
-            )
+        raise EngineError(
+            f"draw {draw_id}: submitted at policy version {policy_version} but sampled by "
+            f"version {oldest}; the sampler did not load the learner's weights"
+        )
 
     async def close(self) -> None:
         """Stop what is in flight. Its draws stay open in the journal and are redone on resume."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from posttrain.algo.logprobs import log_normaliser
+from posttrain.errors import EngineError
 from posttrain.types import SamplingParams
 
 BLOCK = 256
@@ -23,7 +24,8 @@ def choose_tokens(
 
     logits_NV float32. Returns ids and log-probs under the distribution actually sampled: after
     temperature, then top-k, then top-p, renormalised over what is kept. Greedy decoding
-    (temperature 0) is a certain choice: its log-prob is 0.
+    (temperature 0) is a certain choice: its log-prob is 0. Raises EngineError for logits that are
+    not numbers: there is no distribution to sample.
     """
     greedy = torch.tensor([p.temperature == 0 for p in params])
     temperature_N = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float32)
@@ -32,6 +34,11 @@ def choose_tokens(
         if not greedy[row] and (p.top_k or p.top_p < 1):
             scaled_NV[row] = truncate(scaled_NV[row], p.top_k, p.top_p)
     normaliser_N = log_normaliser(scaled_NV)
+    if not torch.isfinite(normaliser_N).all():
+        raise EngineError(
+            "the model's logits hold NaN or infinity, so no token can be sampled; the weights are "
+            "damaged: go back to an earlier checkpoint, or load a sound model"
+        )
     drawn_N = _invert(
         torch.exp(scaled_NV - normaliser_N[:, None]),
         torch.from_numpy(np.asarray(uniforms, dtype=np.float32)),

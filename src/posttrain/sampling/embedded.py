@@ -151,6 +151,7 @@ class EmbeddedSampler:
 
     def _prefill(self, joining: list[_Request], tree: PrefixTree) -> None:
         sink = self._cache_sink(tree)
+        self._running.extend(joining)  # from here on a failure reaches their owners
         hidden = self._policy.hidden(
             torch.from_numpy(tree.token_ids),
             torch.from_numpy(tree.position_ids),
@@ -160,7 +161,6 @@ class EmbeddedSampler:
         distinct, owner = np.unique(last, return_inverse=True)
         logits = self._policy.logits(hidden[torch.from_numpy(distinct)])
         self._prefilled += tree.num_rows
-        self._running.extend(joining)
         self._take(joining, logits[torch.from_numpy(owner)])
 
     def _cache_sink(self, tree: PrefixTree) -> attention.KVSink:

@@ -58,6 +58,7 @@ METRICS: Mapping[str, str] = {
     "time/step_s": "seconds of the whole step",
 }
 PREFIXES: Mapping[str, str] = {
+    "trajectories/invalid/": "how many trajectories have no reward for this reason",
     "reward/term/": "mean of a reward component over the trajectories that carry it",
 }
 

@@ -24,6 +24,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from posttrain.errors import ModelError
 
 KEY_BLOCK = 64
+SMALL_PRODUCT = 16**3
+"""Up to this many multiplications ATen leaves oneDNN for a bf16 kernel that adds in another order
+(mkldnn_gemm_min_size in aten/src/ATen/native/mkldnn/Matmul.cpp). It counts the whole batch, so a
+tiny model's lone sequence would round differently from one with neighbours."""
 EXACT = "posttrain_exact"
 FUSED = "posttrain_sdpa"
 
@@ -75,6 +79,12 @@ class Core:
     ) -> torch.Tensor:
         """Causal attention: the query at position p sees keys 0..p. Returns [N, K, R, Q, D]."""
         n, k, r, q, d = query_NKRQD.shape
+        product = query_NKRQD.numel() * key_NKSD.shape[2]
+        if product <= SMALL_PRODUCT and query_NKRQD.dtype == torch.bfloat16:
+            spare = SMALL_PRODUCT // (product // q) + 1 - q
+            query_NKRQD = F.pad(query_NKRQD, (0, 0, 0, spare))
+            query_position_NQ = F.pad(query_position_NQ, (0, spare))
+            return self(query_NKRQD, key_NKSD, value_NKSD, query_position_NQ)[..., :q, :]
         positions_S = torch.arange(key_NKSD.shape[2], device=query_NKRQD.device)
         seen_NQS = positions_S <= query_position_NQ[..., None]
         if self.window is not None:
@@ -154,13 +164,13 @@ class TreeLayout:
         outputs = []
         for queries, keys, positions in self._buckets:
             out = core(
-                query[queries].permute(0, 2, 3, 1, 4),
-                key[keys].transpose(1, 2),
-                value[keys].transpose(1, 2),
+                _rows(query, queries).permute(0, 2, 3, 1, 4),
+                _rows(key, keys).transpose(1, 2),
+                _rows(value, keys).transpose(1, 2),
                 positions,
             )
             outputs.append(out.permute(0, 3, 1, 2, 4).reshape(-1, *query_TKRD.shape[1:]))
-        return _with_zero_row(torch.cat(outputs))[self._restore]
+        return _rows(_with_zero_row(torch.cat(outputs)), self._restore)
 
 
 class KVCache:
@@ -255,6 +265,12 @@ class DecodeLayout:
             out = core(query, keys, values, self._positions[rows][:, None])
             output[:n][rows] = out[:, :, :, 0]
         return output
+
+
+def _rows(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """tensor[index] along the first dimension, with a backward pass that adds rows in order."""
+    chosen = tensor.index_select(0, index.reshape(-1))
+    return chosen.view(*index.shape, *tensor.shape[1:])
 
 
 def _with_zero_row(tensor: torch.Tensor) -> torch.Tensor:

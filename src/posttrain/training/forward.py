@@ -30,26 +30,32 @@ def score_tokens(policy: Policy, micro: Microbatch, temperature: float) -> Token
     hidden_TH = policy.tree_hidden(micro)
     hidden_NH = hidden_TH[torch.from_numpy(micro.predict_rows)]
     labels_N = torch.from_numpy(micro.labels)
-    logprobs, entropies = [], []
-    for start in range(0, len(labels_N), HEAD_ROWS):
-        piece = slice(start, start + HEAD_ROWS)
-        arguments = (policy, hidden_NH[piece], labels_N[piece], temperature)
-        if torch.is_grad_enabled():
-            logprob, entropy = checkpoint(_score_rows, *arguments, use_reentrant=False)  # type: ignore[misc]
-        else:
-            logprob, entropy = _score_rows(*arguments)
-        logprobs.append(logprob)
-        entropies.append(entropy)
-    if not logprobs:
+    if not len(labels_N):
         empty = hidden_TH.new_zeros(0, dtype=torch.float32)
         return TokenScores(empty, empty)
+    logprobs, entropies = [], []
+    for start in range(0, len(labels_N), HEAD_ROWS):
+        head = _Head(policy, temperature)
+        piece = slice(start, start + HEAD_ROWS)
+        if torch.is_grad_enabled():
+            logprob = checkpoint(head, hidden_NH[piece], labels_N[piece], use_reentrant=False)
+        else:
+            logprob = head(hidden_NH[piece], labels_N[piece])
+        logprobs.append(logprob)
+        entropies.append(head.entropy_M)
     return TokenScores(torch.cat(logprobs), torch.cat(entropies))
 
 
-def _score_rows(
-    policy: Policy, hidden_MH: torch.Tensor, labels_M: torch.Tensor, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    logits_MV = policy.logits(hidden_MH)
-    with torch.no_grad():
-        entropy_M = entropy(logits_MV, temperature)
-    return token_logprobs(logits_MV, labels_M, temperature), entropy_M
+class _Head:
+    """Log-probs of some rows. It runs twice under a checkpoint; the entropy is taken once."""
+
+    def __init__(self, policy: Policy, temperature: float) -> None:
+        self._policy = policy
+        self._temperature = temperature
+        self.entropy_M: torch.Tensor | None = None
+
+    def __call__(self, hidden_MH: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
+        logits_MV = self._policy.logits(hidden_MH)
+        if self.entropy_M is None:
+            self.entropy_M = entropy(logits_MV.detach(), self._temperature)
+        return token_logprobs(logits_MV, labels_M, self._temperature)

@@ -142,10 +142,10 @@ class InlineLearner:
         (folder / "learner.json").write_text(json.dumps(state))
 
     def restore(self, folder: Path) -> None:
+        self._optimizer.restore(folder)
         state = json.loads((folder / "learner.json").read_text())
         self._version = state["policy_version"]
         self._skipped_in_a_row = state["skipped_in_a_row"]
-        self._optimizer.restore(folder)
 
 
 def _split_by_group(

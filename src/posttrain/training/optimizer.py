@@ -18,6 +18,8 @@ from posttrain.config import OptimConfig
 from posttrain.errors import JournalCorruptError
 from posttrain.training.policy import Policy
 
+_MASTERS, _MOMENTS = "masters.safetensors", "moments.safetensors"
+
 
 class MasterOptimizer:
     """Trainable parameters, their masters, and AdamW's state."""
@@ -86,24 +88,32 @@ class MasterOptimizer:
 
     def save(self, folder: Path) -> None:
         """Write masters, moments and counters (safetensors and JSON) into `folder`."""
-        save_file({k: v.detach() for k, v in self._masters.items()}, folder / "masters.safetensors")
         moments: dict[str, torch.Tensor] = {}
         for name, master in self._masters.items():
             state = self._adam.state.get(master)
             if state:
                 moments[f"exp_avg/{name}"] = state["exp_avg"]
                 moments[f"exp_avg_sq/{name}"] = state["exp_avg_sq"]
-        save_file(moments, folder / "moments.safetensors")
-        (folder / "optimizer.json").write_text(
-            json.dumps({"num_updates": self.num_updates, "weights_hash": self.weights_hash()})
-        )
+        save_file({k: v.detach() for k, v in self._masters.items()}, folder / _MASTERS)
+        save_file(moments, folder / _MOMENTS)
+        hashes = {name: _sha256(folder / name) for name in (_MASTERS, _MOMENTS)}
+        facts = {"num_updates": self.num_updates, "sha256": hashes}
+        (folder / "optimizer.json").write_text(json.dumps(facts))
 
     def restore(self, folder: Path) -> None:
-        """Load what `save` wrote. Raises JournalCorruptError when bytes changed meanwhile."""
+        """Load what `save` wrote. Raises JournalCorruptError when bytes changed meanwhile, before
+        anything is taken over."""
         facts = json.loads((folder / "optimizer.json").read_text())
-        masters = load_file(folder / "masters.safetensors")
-        moments = load_file(folder / "moments.safetensors")
+        for name, recorded in facts["sha256"].items():
+            if not (folder / name).is_file() or _sha256(folder / name) != recorded:
+                raise JournalCorruptError(
+                    f"checkpoint {folder}: {name} does not match its recorded hash; delete that "
+                    "folder and resume: the steps since an earlier one are redone from the journal"
+                )
+        masters = load_file(folder / _MASTERS)
+        moments = load_file(folder / _MOMENTS)
         self.num_updates = facts["num_updates"]
+        self._adam.state.clear()
         with torch.no_grad():
             for name, master in self._masters.items():
                 master.copy_(masters[name])
@@ -114,12 +124,11 @@ class MasterOptimizer:
                         "exp_avg_sq": moments[f"exp_avg_sq/{name}"],
                     }
         self._refresh()
-        if self.weights_hash() != facts["weights_hash"]:
-            raise JournalCorruptError(
-                f"checkpoint {folder}: masters.safetensors does not match its recorded hash; "
-                "delete that folder and resume: the steps since an earlier one are redone from the "
-                "journal"
-            )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _accumulate_into(master: torch.Tensor):

@@ -9,9 +9,11 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
@@ -26,6 +28,8 @@ BF16_MIN_ROWS = 4
 """On a CPU a row of a matrix product must not depend on how many rows there are. In bf16 that
 holds from two rows on (a single row takes a matrix-vector kernel that rounds differently); in
 fp32 between multiples of 64. Rows are padded accordingly (measurements: docs/numerics.md)."""
+
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 @dataclass
@@ -106,7 +110,13 @@ class Policy:
     def _padded_rows(self, count: int) -> int:
         if self.dtype == torch.float32:
             return -(-count // FP32_ROWS) * FP32_ROWS
-        return max(count, BF16_MIN_ROWS)
+        return max(count, self._min_rows)
+
+    @cached_property
+    def _min_rows(self) -> int:
+        """Rows from which every product is large enough for the kernel that large ones take."""
+        smallest = min(p.numel() for p in self.model.parameters() if p.dim() == 2)
+        return max(BF16_MIN_ROWS, attention.SMALL_PRODUCT // smallest + 1)
 
     def export(self, folder: Path, dtype: torch.dtype) -> None:
         """Write a Hugging Face folder: weights in `dtype`, config, tokenizer, chat template."""
@@ -138,7 +148,7 @@ def load_policy(
         config = AutoConfig.from_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         model = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+            folder, config=config, dtype=getattr(torch, dtype), attn_implementation="eager"
         )
     except (OSError, ValueError, KeyError, ImportError, json.JSONDecodeError) as error:
         raise ModelError(
@@ -153,6 +163,7 @@ def load_policy(
             f"model.max_context is {max_context}, but {folder} reads at most {limit} tokens; "
             "lower it"
         )
+    _refuse_lengths_that_matter(config.get_text_config(), max_context or limit, folder)
     reference = _native_logits(model)
     model.set_attn_implementation(implementation)
     policy = Policy(
@@ -170,29 +181,60 @@ def load_policy(
     return policy
 
 
+def _refuse_lengths_that_matter(config: Any, max_context: int, folder: Path) -> None:
+    """Raises ModelError where a token's state depends on how long other sequences are, or where
+    the window of its attention is one that the packed path does not know."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in [rope, *(v for v in rope.values() if isinstance(v, dict))]:
+        trained = part.get("original_max_position_embeddings")
+        if part.get("rope_type") == "longrope" and trained and max_context > trained:
+            raise ModelError(
+                f"model folder {folder}: LongRoPE rotates every sequence of a batch by the length "
+                f"of the longest, so beyond {trained} tokens a sequence would depend on its "
+                f"neighbours; set model.max_context to {trained} or less"
+            )
+    unknown = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if unknown:
+        raise ModelError(
+            f"model folder {folder}: layers of type {', '.join(sorted(unknown))} are not supported "
+            f"by the embedded engine, only {', '.join(sorted(_LAYER_TYPES))}; take another model"
+        )
+
+
 def _probe_ids(model: Any) -> torch.Tensor:
+    """Two sequences [2, 7] that begin alike: packed, each must see its own tokens alone."""
     vocab = model.get_input_embeddings().weight.shape[0]
-    return (torch.arange(1, 8) * 7919) % vocab
+    ids = (torch.arange(1, 8) * 7919) % vocab
+    other = (ids + 1) % vocab
+    return torch.stack([ids, torch.cat([ids[:3], other[3:]])])
 
 
 def _native_logits(model: Any) -> torch.Tensor:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return model(input_ids=_probe_ids(model)[None], use_cache=False).logits[0].float()
+        return model(input_ids=_probe_ids(model), use_cache=False).logits.float()
 
 
 def _check_same_function(policy: Policy, reference: torch.Tensor) -> None:
     """The packed path must be the model that transformers runs; refuse what it is not."""
-    tree = build_prefix_tree([_probe_ids(policy.model).numpy()])
-    with torch.no_grad():
-        ours = policy.logits(policy.tree_hidden(tree))
+    owner = f"model folder {policy.folder}: {type(policy.model).__name__}"
+    tree = build_prefix_tree(list(_probe_ids(policy.model).numpy()))
+    try:
+        with torch.no_grad():
+            packed = policy.logits(policy.tree_hidden(tree))
+    except Exception as error:
+        raise ModelError(
+            f"{owner} cannot run on packed attention ({type(error).__name__}: {error}); this "
+            "architecture is not supported by the embedded engine, take another model"
+        ) from error
+    ours = packed[torch.from_numpy(np.stack(tree.paths))]
     scale = float(reference.abs().max())
     error = float((ours - reference).abs().max())
     if not error <= (0.05 if policy.dtype == torch.bfloat16 else 1e-3) * max(scale, 1.0):
         raise ModelError(
-            f"model folder {policy.folder}: {type(policy.model).__name__} gives other logits "
-            f"through packed attention than through transformers (difference {error:.3g} at scale "
-            f"{scale:.3g}); this architecture is not supported by the embedded engine"
+            f"{owner} gives other logits through packed attention than through transformers "
+            f"(difference {error:.3g} at scale {scale:.3g}); this architecture is not supported by "
+            "the embedded engine, take another model"
         )
 
 
