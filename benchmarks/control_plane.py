@@ -13,7 +13,7 @@ import os
 import resource
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -148,7 +148,7 @@ class TimedJournal(Journal):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -178,7 +178,7 @@ class Watch(SilentObserver):
 
     def __init__(self, num_steps: int) -> None:
         self._due = [max(1, round(mark * num_steps)) for mark in MARKS]
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
         self.reached: list[tuple[float, int]] = []
         self.started = time.perf_counter()
 

@@ -107,9 +107,7 @@ def add_results(report: Report, steps: Sequence[Step], checkpoint_every: int) ->
     share("  rollout beside the engine", plain, lambda s: s.beside_engine_s)
     share("  strict: all but engine and optimizer step", plain, lambda s: s.strict_s)
     if not saving:
-        report.notes.append(
-            "no step wrote a checkpoint: more --steps or a lower --checkpoint-every"
-        )
+        report.notes.append("no step wrote a checkpoint: lower --checkpoint-every")
         return
     share("checkpoint steps: share in neither", saving, lambda s: s.other_s)
     extra = report.add("checkpoint", "s", [s.other_s - other.median for s in saving])

@@ -2,8 +2,8 @@
 
 A run is killed some steps after a checkpoint. Each measurement resumes a copy of what the kill left
 behind, in a process of its own, up to its first new step. The time until that step begins is split
-into start-up (interpreter, imports, model, environment), restore (checkpoint), redo (journalled
-steps trained again from their recorded batches) and the rest (opening the rollouts). The other way,
+into start-up (interpreter, imports, model, environment), restore (checkpoint) and redo (journalled
+steps trained again from their recorded batches, up to where the loop starts). The other way,
 generating the same steps again, would have cost what their rollouts and learner took, by the
 journal; it would need start-up and restore too.
 """
@@ -42,8 +42,14 @@ RESTORED = "bench-restored"
 
 @dataclass(frozen=True)
 class Regeneration:
-    """What the redone steps took when they were first made, by the journal."""
+    """The steps after the newest checkpoint, and what they took when they were first made.
 
+    A step that was begun but not finished when the process died has no times.
+    """
+
+    checkpoint: int
+    num_steps: int
+    num_timed: int
     rollout_s: float
     learner_s: float
 
@@ -59,11 +65,10 @@ class Resume:
     start_up_s: float
     restore_s: float
     redo_s: float
-    rest_s: float
 
     @property
     def total_s(self) -> float:
-        return self.start_up_s + self.restore_s + self.redo_s + self.rest_s
+        return self.start_up_s + self.restore_s + self.redo_s
 
 
 @contextmanager
@@ -97,48 +102,42 @@ def killed_run(args: argparse.Namespace, run_dir: Path) -> None:
         for _, event in events:
             if event["event"] == "step" and event["step"] >= last:
                 return
-    raise SystemExit(
-        f"resume: the run ended before step {last}; lower --checkpoint-every or --redo"
-    )
+    raise SystemExit(f"resume: the run ended before step {last}; lower --checkpoint-every")
 
 
 def one_resume(args: argparse.Namespace, run_dir: Path) -> Resume:
     """Resume, wait for the first new step, and take the time apart."""
-    marks: dict[str, float] = {}
-    restore_s = 0.0
     started = time.perf_counter()
+    restored = restore_s = begun = 0.0
     with training(args, run_dir, "--resume") as events:
         for now, event in events:
             if event["event"] == RESTORED:
-                marks["restored"], restore_s = now, event["seconds"]
-            elif event["event"] == "progress" and event["what"] == "redo":
-                marks["redone"] = now
+                restored, restore_s = now, event["seconds"]
             elif event["event"] == "step":
                 begun = now - event["time/step_s"]
                 break
         else:
             raise SystemExit(f"resume: no step after the resume in {run_dir}; its output is above")
-    redone = marks.get("redone", marks["restored"])
     return Resume(
-        start_up_s=marks["restored"] - restore_s - started,
+        start_up_s=restored - restore_s - started,
         restore_s=restore_s,
-        redo_s=redone - marks["restored"],
-        rest_s=begun - redone,
+        redo_s=begun - restored,
     )
 
 
-def regeneration(run_dir: Path) -> tuple[int, int, Regeneration]:
-    """Steps that a resume redoes, how many of them have times in the journal, and their times.
-
-    A step that was begun but not finished when the process died has none.
-    """
+def regeneration(run_dir: Path) -> Regeneration:
+    """What a resume redoes, and its times by the journal."""
     with Journal.open(run_dir, readonly=True) as journal:
         checkpoint = max((c.step for c in journal.checkpoints()), default=0)
         steps = journal.steps(after=checkpoint)
     timed = [s.metrics for s in steps if "time/rollout_s" in s.metrics]
-    rollout_s = sum(m["time/rollout_s"] for m in timed)
-    learner_s = sum(m["time/learner_s"] for m in timed)
-    return len(steps), len(timed), Regeneration(rollout_s, learner_s)
+    return Regeneration(
+        checkpoint=checkpoint,
+        num_steps=len(steps),
+        num_timed=len(timed),
+        rollout_s=sum(m["time/rollout_s"] for m in timed),
+        learner_s=sum(m["time/learner_s"] for m in timed),
+    )
 
 
 def add_results(report: Report, resumes: list[Resume], cost: Regeneration) -> None:
@@ -147,7 +146,6 @@ def add_results(report: Report, resumes: list[Resume], cost: Regeneration) -> No
     report.add("  start-up", "s", [r.start_up_s for r in resumes])
     report.add("  restore", "s", [r.restore_s for r in resumes])
     redo = report.add("  redo", "s", [r.redo_s for r in resumes])
-    report.add("  rest", "s", [r.rest_s for r in resumes])
     count = len(resumes)
     again = report.add("regenerating: rollout + learner", "s", [cost.total_s] * count)
     learner = report.add("  of it learner", "s", [cost.learner_s] * count)
@@ -175,13 +173,13 @@ def worker(arguments: list[str]) -> None:
     command_line()
 
 
-def settings_of(recipe: Recipe, args: argparse.Namespace, redone: int) -> dict[str, Any]:
+def settings_of(recipe: Recipe, cost: Regeneration) -> dict[str, Any]:
     return {
         "recipe": recipe.name,
         "model": recipe.model.path,
         "trajectories a step": recipe.rollout.groups_per_step * recipe.rollout.group_size,
-        "checkpoint at step": args.checkpoint_every,
-        "steps redone": redone,
+        "checkpoint at step": cost.checkpoint,
+        "steps redone": cost.num_steps,
     }
 
 
@@ -200,7 +198,7 @@ def main() -> None:
     with scratch(args.work_dir) as folder:
         killed = folder / "killed"
         killed_run(args, killed)
-        redone, num_timed, cost = regeneration(killed)
+        cost = regeneration(killed)
         report = Report(
             name="resume",
             measures_what="seconds from the start of the process to the first new step",
@@ -208,7 +206,7 @@ def main() -> None:
             floor="2x faster than regenerating",
             aim="what the learner alone needs",
             machine=machine,
-            settings=settings_of(recipe, args, redone),
+            settings=settings_of(recipe, cost),
         )
         resumes = []
         for i in range(args.repeats):
@@ -218,8 +216,8 @@ def main() -> None:
             shutil.rmtree(copy)
             progress(f"resume {i + 1}/{args.repeats}: {resumes[-1].total_s:.2f} s")
     add_results(report, resumes, cost)
-    if num_timed < redone:
-        report.notes.append(f"{redone - num_timed} redone step was unfinished, its cost is unknown")
+    if cost.num_timed < cost.num_steps:
+        report.notes.append("the last redone step was unfinished: its own cost is not counted")
     report.notes.append("regenerating is one value, of the run before the kill, repeated")
     finish(report, args)
 

@@ -1,9 +1,10 @@
 """rollout: the embedded engine against Hugging Face `generate`, same weights, prompts and threads.
 
 Both sample at temperature 1 from the whole vocabulary, ignore the end of sequence, and give a
-log-prob for each token. `generate` gets its best plain CPU setting: one left-padded batch, KV cache,
-fused attention, and log-probs from its own scores, one step at a time. The engine runs as in a
-training run: exact attention and deterministic algorithms. vLLM on the same CPU is not measured yet.
+log-prob for each token. `generate` gets its best plain CPU setting: one left-padded batch, KV
+cache, fused attention, and log-probs from its own scores, one step at a time. The engine runs as in
+a training run: exact attention and deterministic algorithms. vLLM on the same CPU is not measured
+yet.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Embedded:
         self._round = 0
 
     def generate(self, prompts: Sequence[Int32], new_tokens: int) -> int:
-        """All prompts at once; returns how many tokens were sampled, each with its log-prob."""
+        """All prompts at once; returns how many tokens have a log-prob."""
         self._round += 1
         params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
         torch.use_deterministic_algorithms(True)
@@ -78,7 +79,7 @@ class HuggingFace:
         self._model.generation_config.eos_token_id = None  # else it stops at EOS
 
     def generate(self, prompts: Sequence[Int32], new_tokens: int) -> int:
-        """All prompts as one batch; returns how many tokens were sampled, each with its log-prob."""
+        """All prompts as one batch; returns how many tokens have a log-prob."""
         width = max(len(p) for p in prompts)
         padded = torch.zeros(len(prompts), width, dtype=torch.long)
         mask = torch.zeros_like(padded)

@@ -287,13 +287,33 @@ class DatasetConfig(_EnvSection):
     )
 
 
+class PythonEnvConfig(_EnvSection):
+    """An environment of the user's: "FILE.py:NAME" or "package.module:NAME", a class or function
+    that is called with `params` and gives an object with the methods of `protocols.EnvSpec`."""
+
+    type: Literal["python"] = "python"
+    target: str
+    params: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _prompts_are_its_own(self) -> PythonEnvConfig:
+        for name in ("system", "examples"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name} is set, but a python environment writes its own prompts; pass it in "
+                    f"params.{name} if {self.target} takes it"
+                )
+        return self
+
+
 EnvConfig = Annotated[
     ArithmeticConfig
     | LargestConfig
     | ReverseConfig
     | BinarySearchConfig
     | ReasoningGymConfig
-    | DatasetConfig,
+    | DatasetConfig
+    | PythonEnvConfig,
     Field(discriminator="type"),
 ]
 
@@ -390,6 +410,15 @@ class Recipe(Section):
     eval: EvalConfig = Field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     expect: ExpectConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_algorithm(cls, values: Any) -> Any:
+        """`algo.KEY=VALUE` alone changes a key of the default algorithm."""
+        algo = values.get("algo") if isinstance(values, dict) else None
+        if isinstance(algo, dict) and "type" not in algo:
+            return {**values, "algo": {"type": "rloo", **algo}}
+        return values
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Recipe:

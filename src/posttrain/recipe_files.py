@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from posttrain.config import DatasetConfig, Recipe
+from posttrain.config import DatasetConfig, PythonEnvConfig, Recipe
 from posttrain.errors import ConfigError
 
 
@@ -46,6 +46,7 @@ def resolve(values: dict[str, Any], overrides: Sequence[str], source: str) -> Re
     """Apply `a.b=value` overrides and validate."""
     for override in overrides:
         _apply(values, override, source)
+    _fill_default_types(values)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
@@ -72,15 +73,23 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") ->
 def _with_absolute_paths(recipe: Recipe, folder: Path) -> Recipe:
     """Files of a recipe lie beside it or in the working directory; a run records where."""
     env = recipe.env
+    if isinstance(env, PythonEnvConfig):
+        return recipe.model_copy(
+            update={"env": env.model_copy(update={"target": _target(env.target, folder)})}
+        )
     if not isinstance(env, DatasetConfig):
         return recipe
     changed = {"path": _absolute(env.path, folder)}
     if env.eval_path is not None:
         changed["eval_path"] = _absolute(env.eval_path, folder)
-    file, colon, function = env.reward.rpartition(":")
-    if colon and file.endswith(".py"):
-        changed["reward"] = f"{_absolute(file, folder)}:{function}"
+    changed["reward"] = _target(env.reward, folder)
     return recipe.model_copy(update={"env": env.model_copy(update=changed)})
+
+
+def _target(text: str, folder: Path) -> str:
+    """ "FILE.py:NAME" with the file made absolute; any other text as it is."""
+    file, colon, name = text.rpartition(":")
+    return f"{_absolute(file, folder)}:{name}" if colon and file.endswith(".py") else text
 
 
 def _absolute(path: str, folder: Path) -> str:
@@ -120,6 +129,14 @@ def _apply(values: dict[str, Any], override: str, source: str) -> None:
     target[leaf] = _parse(text.strip())
 
 
+def _fill_default_types(values: dict[str, Any]) -> None:
+    """A section that may be left out may leave out its type: `algo.clip_low=0.1` is enough."""
+    for name, field in Recipe.model_fields.items():
+        section = values.get(name)
+        if field.discriminator and field.default_factory and isinstance(section, dict):
+            section.setdefault("type", field.get_default(call_default_factory=True).type)
+
+
 def _parse(text: str) -> Any:
     """A TOML value, or the text itself where it is none (model.path=folder/x)."""
     if text in ("none", "null"):
@@ -144,10 +161,13 @@ def _explain(error: Any, source: str) -> str:
     if kind == "missing":
         return f"recipe {source}: {key} is missing; add it"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        tags = error["ctx"].get("expected_tags", "")
+        sections = _models_in(Recipe.model_fields[keys[0]].annotation)
+        tags = ", ".join(section.model_fields["type"].default for section in sections)
         if kind == "union_tag_not_found":
             return f"recipe {source}: {key} has no type; set {key}.type to one of {tags}"
-        return f"recipe {source}: {key}.type is {error['ctx']['tag']!r}; use one of {tags}"
+        near = difflib.get_close_matches(error["ctx"]["tag"], tags.split(", "), 1)
+        hint = f"did you mean {near[0]}?" if near else f"use one of {tags}"
+        return f"recipe {source}: {key}.type is {error['ctx']['tag']!r}; {hint}"
     message = error["msg"].removeprefix("Value error, ")
     if kind == "value_error":
         return f"recipe {source}: {'' if key == 'the recipe' else key + ': '}{message}"

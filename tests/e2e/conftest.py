@@ -71,6 +71,8 @@ def cli(
 ) -> Iterator[Callable[..., Finished]]:
     """`cli("train", "reverse")` runs the command in `tmp_path` and returns how it ended."""
     monkeypatch.chdir(tmp_path)
+    # transformers holds the standard error of an earlier test, which is closed by now.
+    monkeypatch.setattr(logging, "raiseExceptions", False)
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     logger = logging.getLogger("posttrain")
     former = (logger.level, list(logger.handlers), logger.propagate)

@@ -64,8 +64,11 @@ def test_verify_names_file_and_byte_of_one_flipped_bit(cli: Any, copy: Path) -> 
 
 
 def test_verify_names_the_step_of_a_forged_hash(cli: Any, copy: Path) -> None:
-    with sqlite3.connect(copy / "journal.sqlite") as database:
-        database.execute("UPDATE steps SET weights_hash = 'forged' WHERE step = 6")
+    database = sqlite3.connect(copy / "journal.sqlite")
+    for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
+        database.execute(f"DROP TRIGGER {name}")  # they forbid what a forger would do
+    database.execute("UPDATE steps SET weights_hash = 'forged' WHERE step = 6")
+    database.commit()
     database.close()
     done = cli("replay", copy, "--verify")
     assert done.status == 1
@@ -174,7 +177,9 @@ def test_an_exported_folder_is_the_policy_for_plain_transformers(
     for prompt in PROMPTS:
         ours = greedy_by_posttrain(tmp_path / "model", prompt)
         assert greedy_by_transformers(tmp_path / "model", prompt) == ours
-    report = cli("eval", "reverse", f"model.path={tmp_path / 'model'}", "eval.num_tasks=4", "--json")
+    report = cli(
+        "eval", "reverse", f"model.path={tmp_path / 'model'}", "eval.num_tasks=4", "--json"
+    )
     assert report.events[-1]["correct"] == outcome(reference).evaluations[8]["correct"]
     assert report.events[-1]["reward"] == outcome(reference).evaluations[8]["reward"]
 
@@ -229,14 +234,12 @@ def test_an_export_never_touches_a_folder_with_content(
     assert [p.name for p in (tmp_path / "m").iterdir()] == ["mine.txt"]
 
 
-def test_an_export_that_fails_leaves_nothing(
-    zygote: Any, reference: Path, tmp_path: Path
-) -> None:
+def test_an_export_that_fails_leaves_nothing(zygote: Any, reference: Path, tmp_path: Path) -> None:
     done = zygote.run(
         "export", reference, "--to", tmp_path / "m", cwd=tmp_path, max_file_bytes=100_000
     )
     assert done.status == 1
-    assert f"{tmp_path / 'm'} cannot be written" in done.err and "Traceback" not in done.err
+    assert f"{tmp_path / 'm'}: cannot be written" in done.err and "Traceback" not in done.err
     assert list(tmp_path.iterdir()) == []
 
 

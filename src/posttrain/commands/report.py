@@ -19,7 +19,7 @@ SHOWN = 6
 
 def print_report(run_dir: Path, summary: Mapping[str, Any], seed: int) -> None:
     """Print it to standard output."""
-    console = Console()
+    console = Console(markup=False)  # a path or a task may hold [brackets]
     draws = summary["draws"]
     dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(draws["dropped"].items()))
     console.print()
@@ -69,6 +69,7 @@ def _print_learning(console: Console, evaluation: Mapping[str, Any]) -> None:
             f"{comparison['num_worse']} worse, p = {comparison['p_value']:.2g} "
             f"({comparison['test']})",
             highlight=False,
+            soft_wrap=True,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.data.rows import RowError
@@ -12,10 +12,13 @@ from posttrain.types import Message
 _ROLES = ("system", "user", "assistant", "tool")
 
 
-def read_prompt(value: Any, system: str | None) -> tuple[Message, ...]:
+def read_prompt(
+    value: Any, system: str | None, examples: Sequence[tuple[str, str]] = ()
+) -> tuple[Message, ...]:
     """The messages of a prompt column; `system` goes first unless the messages bring their own.
 
-    Raises RowError for anything that gives the policy nothing to answer.
+    Raises RowError for anything that gives the policy nothing to answer, and for messages where
+    `examples` are to come before the question: there is no telling where it begins.
 
     Example:
         >>> [m.role for m in read_prompt([{"role": "user", "content": "hi"}], "Be brief.")]
@@ -24,7 +27,9 @@ def read_prompt(value: Any, system: str | None) -> tuple[Message, ...]:
     if value is None:
         raise RowError("prompt is null")
     if isinstance(value, str):
-        return user_prompt(system, checked_text(value))
+        return user_prompt(system, checked_text(value), examples)
+    if examples:
+        raise RowError("prompt is a list of messages", "env.examples go before text prompts only")
     if not isinstance(value, list | tuple):
         raise RowError("prompt is neither text nor messages", f"it is a {type(value).__name__}")
     if not value:

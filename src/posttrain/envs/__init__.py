@@ -11,6 +11,7 @@ from posttrain.config import (
     DatasetConfig,
     EnvConfig,
     LargestConfig,
+    PythonEnvConfig,
     ReasoningGymConfig,
     ReverseConfig,
 )
@@ -52,4 +53,8 @@ def build_env_spec(config: EnvConfig, *, seed: int, base_dir: Path) -> EnvSpec:
         spec = DatasetSpec(config, base_dir)
         spec.train_tasks()
         return spec
+    if isinstance(config, PythonEnvConfig):
+        from posttrain.envs.python import load_spec
+
+        return load_spec(config, base_dir)
     assert_never(config)

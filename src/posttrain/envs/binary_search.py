@@ -65,7 +65,7 @@ class BinarySearchSpec:
             f"{'guess' if c.max_guesses == 1 else 'guesses'} to find it. After each guess I say "
             "whether the number is higher or lower. Reply with your guess only: a single number."
         )
-        prompt = user_prompt(c.system, TERSE_PROMPT if c.terse else rules)
+        prompt = user_prompt(c.system, TERSE_PROMPT if c.terse else rules, c.examples)
         grader = f"{_GRADER} {c.low} {c.high} {c.max_guesses} {c.terse}"
         return make_task(f"secret-{secret}", prompt, {"secret": secret}, grader=grader)
 

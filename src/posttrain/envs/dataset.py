@@ -169,12 +169,15 @@ class _Reader:
 
     def _prompt(self, row: Row) -> tuple[Message, ...]:
         if self._template is None:
-            return read_prompt(row.values[self._config.prompt], self._config.system)
+            return read_prompt(
+                row.values[self._config.prompt], self._config.system, self._config.examples
+            )
         for name in self._template.names:
             value = row.values[name]
             if value is None or (isinstance(value, str) and not value.strip()):
                 raise RowError(f"{name} is {'null' if value is None else 'empty'}")
-        return user_prompt(self._config.system, checked_text(self._template.render(row.values)))
+        text = checked_text(self._template.render(row.values))
+        return user_prompt(self._config.system, text, self._config.examples)
 
     def _task_id(self, row: Row) -> str:
         """Ids are never taken from the data unasked: rows may share one."""

@@ -126,7 +126,11 @@ class ReasoningGymSpec:
         part = next(part for part in self._parts if part.name == name)
         return make_task(
             f"{name}-{split}-{index}",
-            user_prompt(self.config.system, entry["question"] + self.config.prompt_suffix),
+            user_prompt(
+                self.config.system,
+                entry["question"] + self.config.prompt_suffix,
+                self.config.examples,
+            ),
             {"dataset": name, "params": part.params, "entry": entry},
             grader=self._grader,
             metadata={"dataset": name},

@@ -230,7 +230,8 @@ class EmbeddedSampler:
         ids = request.token_ids
         text = self._policy.decode(ids[:-1] if reason is FinishReason.EOS else ids)
         if reason is FinishReason.STOP_STRING:
-            text = text[: min(i for s in request.params.stop if (i := text.find(s)) >= 0)]
+            found = [text.find(s) for s in request.params.stop]
+            text = text[: min((i for i in found if i >= 0), default=len(text))]
         request.future.set_result(
             Completion.build(ids, request.logprobs, request.versions, reason, text)
         )

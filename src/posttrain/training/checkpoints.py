@@ -10,7 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
-from posttrain.errors import StorageError
+from posttrain.errors import JournalCorruptError, StorageError
 from posttrain.journal import Journal
 from posttrain.protocols import Learner
 
@@ -29,15 +29,25 @@ class CheckpointStore:
         known = {record.folder for record in self._journal.checkpoints()}
         if self._folder.is_dir():
             for entry in self._folder.iterdir():
-                if f"checkpoints/{entry.name}" not in known:
+                if entry.is_dir() and f"checkpoints/{entry.name}" not in known:
                     shutil.rmtree(entry)
 
     def restore_newest(self, learner: Learner, at_most: int | None = None) -> int:
-        """Restore the newest checkpoint on disk, not after step `at_most`; 0 without one."""
+        """Restore the newest checkpoint on disk, not after step `at_most`; 0 without one.
+
+        Raises JournalCorruptError when it does not hold the weights that the journal recorded.
+        """
         for record in sorted(self._journal.checkpoints(), key=lambda r: r.step, reverse=True):
             folder = self._folder.parent / record.folder
             if folder.is_dir() and (at_most is None or record.step <= at_most):
                 learner.restore(folder)
+                state = (learner.policy_version, learner.weights_hash())
+                if state != (record.step, record.state_hash):
+                    raise JournalCorruptError(
+                        f"checkpoint {folder}: holds version {state[0]} with weights "
+                        f"{state[1][:12]}, but the journal recorded {record.state_hash[:12]} after "
+                        f"step {record.step}; delete that folder and resume"
+                    )
                 return record.step
         return 0
 
@@ -51,9 +61,9 @@ class CheckpointStore:
         """Save now. Raises StorageError naming path and free space; older ones stay intact."""
         step = learner.policy_version
         name = f"step-{step:06d}"
-        if any(r.step == step for r in self._journal.checkpoints()):
-            return
         partial, final = self._folder / f"{name}.partial", self._folder / name
+        if final.is_dir() and any(r.step == step for r in self._journal.checkpoints()):
+            return
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)

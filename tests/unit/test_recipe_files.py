@@ -1,0 +1,137 @@
+"""Recipes: TOML by name or path, overrides on top, errors that say what was meant."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.config import DatasetConfig, GrpoConfig, RlooConfig
+from posttrain.errors import ConfigError
+from posttrain.recipe_files import differences, load_recipe, resolve, shipped_recipes, to_toml
+
+DATASET = {"type": "dataset", "path": "data.jsonl", "reward": "reward.py:score"}
+
+
+def values(**sections: Any) -> dict[str, Any]:
+    return {"name": "t", "env": {"type": "reverse"}, **sections}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("description=two words", "two words"),
+        ('description="quoted = text"', "quoted = text"),
+        ("description = spaced ", "spaced"),
+        ("description=a=b", "a=b"),
+        ('description=""', ""),
+    ],
+)
+def test_an_override_is_a_toml_value_or_else_text(override: str, expected: str) -> None:
+    assert resolve(values(), [override], "t").description == expected
+
+
+def test_overrides_make_sections_lists_and_nothings() -> None:
+    recipe = resolve(
+        values(threads=2),
+        ["optim.lr=1e-5", 'sampler.stop=["END", "\\n"]', "threads=none", "eval.before=false"],
+        "t",
+    )
+    assert (recipe.optim.lr, recipe.sampler.stop) == (1e-5, ("END", "\n"))
+    assert (recipe.threads, recipe.eval.before) == (None, False)
+
+
+def test_the_last_override_of_a_key_wins() -> None:
+    assert resolve(values(), ["num_steps=3", "num_steps=4"], "t").num_steps == 4
+
+
+def test_a_section_may_leave_out_the_type_that_the_recipe_would_have_without_it() -> None:
+    assert resolve(values(), [], "t").algo == RlooConfig()
+    assert resolve(values(), ["algo.clip_low=0.1"], "t").algo == RlooConfig(clip_low=0.1)
+    grpo = resolve(values(algo={"type": "grpo"}), ["algo.std=none"], "t")
+    assert grpo.algo.type == "grpo"
+
+
+def test_a_section_without_a_default_must_say_its_type() -> None:
+    with pytest.raises(ConfigError, match=r"set env\.type to one of arithmetic, .*reverse"):
+        resolve({"name": "t", "env": {"length": 3}}, [], "t")
+
+
+def test_a_mistyped_key_names_the_nearest_of_its_own_section() -> None:
+    grpo = values(algo={"type": "grpo", "stdd": "none"})
+    with pytest.raises(ConfigError, match=r"algo\.stdd is unknown; did you mean algo\.std\?"):
+        resolve(grpo, [], "t")
+    with pytest.raises(ConfigError, match=r"env\.lenght is unknown; did you mean env\.length\?"):
+        resolve(values(), ["env.lenght=3"], "t")
+
+
+def test_resolving_takes_nothing_from_the_values_it_was_given_for_others() -> None:
+    recipe = resolve(values(), ["num_steps=3"], "t")
+    again = resolve(tomllib.loads(to_toml(recipe)), [], "t")
+    assert again == recipe
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_a_resolved_recipe_written_as_toml_is_the_same_recipe(name: str) -> None:
+    recipe, _ = load_recipe(name)
+    assert resolve(tomllib.loads(to_toml(recipe)), [], name) == recipe
+
+
+@given(
+    text=st.text(
+        st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=30
+    ).filter(lambda t: t.strip() == t and t not in ("none", "null"))
+)
+def test_any_text_survives_resolving_and_toml(text: str) -> None:
+    recipe = resolve(values(description=text), [], "t")
+    assert tomllib.loads(to_toml(recipe))["description"] == text
+
+
+def test_files_of_a_recipe_lie_beside_it_or_where_the_user_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, here = tmp_path / "beside", tmp_path / "here"
+    for folder in (beside, here):
+        folder.mkdir()
+    (beside / "data.jsonl").write_text("")
+    (here / "reward.py").write_text("")
+    text = "\n".join(f'{key} = "{value}"' for key, value in DATASET.items())
+    (beside / "mine.toml").write_text(f"[env]\n{text}\n")
+    monkeypatch.chdir(here)
+    recipe, folder = load_recipe("../beside/mine.toml")
+    assert (folder, recipe.name) == (beside, "mine")
+    assert isinstance(recipe.env, DatasetConfig)
+    assert recipe.env.path == str(beside / "data.jsonl")
+    assert recipe.env.reward == f"{here / 'reward.py'}:score"
+
+
+def test_a_module_as_reward_stays_a_module(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(
+        '[env]\ntype = "dataset"\npath = "d.jsonl"\nreward = "package.module:score"\n'
+    )
+    env = load_recipe(str(recipe))[0].env
+    assert isinstance(env, DatasetConfig) and env.reward == "package.module:score"
+
+
+def test_differences_are_dotted_keys_with_both_values() -> None:
+    left = {"a": 1, "b": {"c": 2, "d": [3]}, "only": 0}
+    right = {"a": 1, "b": {"c": 5, "d": [3]}}
+    assert differences(left, right) == {"b.c": (2, 5), "only": (0, None)}
+    assert differences(left, left) == {}
+
+
+def test_a_recipe_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_bytes(b"name = '\xff'")
+    with pytest.raises(ConfigError, match=r"recipe r\.toml: is not valid TOML"):
+        load_recipe(str(path))
+
+
+def test_another_algorithm_keeps_no_key_of_the_first() -> None:
+    with pytest.raises(ConfigError, match=r"algo\.std is unknown"):
+        resolve(values(algo=GrpoConfig().model_dump()), ["algo.type=rloo"], "t")

@@ -1,0 +1,51 @@
+"""The recipe that a journal gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from posttrain.config import GrpoConfig, RlooConfig
+from posttrain.errors import ConfigError
+from posttrain.journal import Journal, RunHeader
+from posttrain.recipe_files import load_recipe
+from posttrain.replay import recorded_recipe
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    recipe, _ = load_recipe("reverse", ["algo.type=grpo", "algo.std=none", "threads=none"])
+    header = RunHeader(
+        recipe.model_dump(mode="json"), "0.1.0", {}, seed=0, threads=3, created_at="2026-01-01"
+    )
+    with Journal.create(tmp_path / "run", header) as journal:
+        yield journal
+
+
+def test_the_recorded_recipe_has_the_threads_that_the_run_had(journal: Journal) -> None:
+    recipe = recorded_recipe(journal)
+    assert recipe.threads == 3
+    assert recipe.algo == GrpoConfig(std="none")
+    assert (
+        recipe.model_copy(update={"threads": None})
+        == load_recipe("reverse", ["algo.type=grpo", "algo.std=none", "threads=none"])[0]
+    )
+
+
+def test_overrides_do_not_change_what_the_journal_says(journal: Journal) -> None:
+    assert recorded_recipe(journal, ["algo.clip_low=0.1"]).algo.clip_low == 0.1
+    assert recorded_recipe(journal).algo == GrpoConfig(std="none")
+    assert journal.header.recipe["algo"]["clip_low"] == 0.2
+
+
+@pytest.mark.parametrize("spelling", ["algo.type=rloo", 'algo.type="rloo"', "algo.type= rloo"])
+def test_another_algorithm_takes_the_keys_it_has(spelling: str, journal: Journal) -> None:
+    recipe = recorded_recipe(journal, [spelling, "algo.clip_high=0.5"])
+    assert recipe.algo == RlooConfig(clip_high=0.5)
+
+
+def test_an_unknown_algorithm_is_still_named(journal: Journal) -> None:
+    with pytest.raises(ConfigError, match=r"algo\.type is 'gspo'; use one of rloo, grpo"):
+        recorded_recipe(journal, ["algo.type=gspo"])
