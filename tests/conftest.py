@@ -48,9 +48,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def make_folder(
-    tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Path]:
+def make_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A model folder of a config class of transformers, random weights, tiny-char's tokenizer."""
     vocab = json.loads((tiny_folder / "tokenizer.json").read_text())["model"]["vocab"]
 

@@ -200,16 +200,17 @@ class LargestConfig(_EnvSection):
 
     type: Literal["largest"] = "largest"
     count: Annotated[int, Field(ge=2)] = 4
+    min_number: Annotated[int, Field(ge=0)] = 0
     max_number: Positive = 99
     prompt: str = "Largest: {numbers}"
     num_train: Positive = 100_000
 
     @model_validator(mode="after")
     def _range_holds_numbers(self) -> LargestConfig:
-        if self.count > self.max_number:
+        if self.count > self.max_number - self.min_number:
             raise ValueError(
-                f"count {self.count} different numbers do not lie in 0..{self.max_number} with a "
-                "choice; raise max_number"
+                f"{self.min_number}..{self.max_number} leaves no choice of {self.count} different "
+                "numbers; widen the range"
             )
         return self
 

@@ -48,8 +48,8 @@ class Parts:
 async def run(p: Parts) -> None:
     """Train until `num_steps`. With `max_policy_lag = 0` rollouts and training alternate."""
     await evaluate_if_due(p)
+    clock = _Clock()
     while p.learner.policy_version < p.num_steps:
-        clock = _Clock()
         groups = await p.rollouts.take(p.learner.policy_version)
         clock.lap("time/rollout_s")
         batch = build_batch(p.learner.policy_version + 1, groups, p.algorithm)
@@ -59,12 +59,13 @@ async def run(p: Parts) -> None:
         result = p.learner.step(batch)
         clock.lap("time/learner_s")
         await p.sampler.load_weights(result.policy_version)
-        metrics = {**batch.metrics, **result.metrics, **p.sampler.stats(), **clock.laps}
+        metrics = {**batch.metrics, **result.metrics, **p.sampler.stats(), **clock.take()}
         p.journal.finish_step(replace(result, metrics=metrics))
         p.checkpoints.after_step(p.learner, p.num_steps)
-        clock.lap("time/other_s")
-        p.observer.step(result.step, p.num_steps, {**metrics, **clock.laps})
+        p.observer.step(result.step, p.num_steps, metrics)
+        clock.lap("time/other_s")  # belongs to the next step's record: this one is written
         await evaluate_if_due(p)
+        clock.skip()
 
 
 async def evaluate_if_due(p: Parts) -> None:
@@ -123,14 +124,24 @@ def redo(
 
 
 class _Clock:
-    """Seconds since the last lap, added up by name."""
+    """Where the seconds between two records of a step went."""
 
     def __init__(self) -> None:
-        self._started = self._last = time.perf_counter()
-        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
+        """Count the seconds since the last lap under `name`."""
         now = time.perf_counter()
-        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
-        self.laps["time/step_s"] = now - self._started
+        self._laps[name] = self._laps.get(name, 0.0) + now - self._last
         self._last = now
+
+    def skip(self) -> None:
+        """Count them nowhere."""
+        self._last = time.perf_counter()
+
+    def take(self) -> dict[str, float]:
+        """The laps and their sum, and begin anew."""
+        self.lap("time/other_s")
+        laps, self._laps = self._laps, {}
+        return {**laps, "time/step_s": sum(laps.values())}

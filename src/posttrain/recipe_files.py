@@ -126,7 +126,7 @@ def _apply(values: dict[str, Any], override: str, source: str) -> None:
         if not isinstance(nested, dict):
             raise ConfigError(f"recipe {source}: {key} goes through {parent}, which is a value")
         target = nested
-    target[leaf] = _parse(text.strip())
+    target[leaf] = _parse(text.strip(), none_is_text=_has_choice(key, "none"))
 
 
 def _fill_default_types(values: dict[str, Any]) -> None:
@@ -137,9 +137,19 @@ def _fill_default_types(values: dict[str, Any]) -> None:
             section.setdefault("type", field.get_default(call_default_factory=True).type)
 
 
-def _parse(text: str) -> Any:
+def _has_choice(key: str, choice: str) -> bool:
+    """Whether `choice` is one of the words that the setting takes (algo.std=none)."""
+    options: list[type[BaseModel]] = [Recipe]
+    found: list[Any] = []
+    for part in key.split("."):
+        found = [m.model_fields[part].annotation for m in options if part in m.model_fields]
+        options = [model for annotation in found for model in _models_in(annotation)]
+    return any(choice in typing.get_args(annotation) for annotation in found)
+
+
+def _parse(text: str, none_is_text: bool) -> Any:
     """A TOML value, or the text itself where it is none (model.path=folder/x)."""
-    if text in ("none", "null"):
+    if text == "null" or (text == "none" and not none_is_text):
         return None
     try:
         return tomllib.loads(f"x = {text}")["x"]
@@ -165,9 +175,7 @@ def _explain(error: Any, source: str) -> str:
         tags = ", ".join(section.model_fields["type"].default for section in sections)
         if kind == "union_tag_not_found":
             return f"recipe {source}: {key} has no type; set {key}.type to one of {tags}"
-        near = difflib.get_close_matches(error["ctx"]["tag"], tags.split(", "), 1)
-        hint = f"did you mean {near[0]}?" if near else f"use one of {tags}"
-        return f"recipe {source}: {key}.type is {error['ctx']['tag']!r}; {hint}"
+        return f"recipe {source}: {key}.type is {error['ctx']['tag']!r}; use one of {tags}"
     message = error["msg"].removeprefix("Value error, ")
     if kind == "value_error":
         return f"recipe {source}: {'' if key == 'the recipe' else key + ': '}{message}"

@@ -151,6 +151,9 @@ class Message:
     role: str
     parts: tuple[Part, ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", tuple(self.parts))
+
     @classmethod
     def text(cls, role: str, text: str) -> Message:
         return cls(role, (TextPart(text),))
@@ -180,6 +183,9 @@ class Observation:
     """
 
     messages: tuple[Message, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "messages", tuple(self.messages))  # a list is a likely mistake
 
 
 # --- tasks ------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def test_the_embedded_engine_is_a_sampler(read_policy: Callable[..., Any]) -> No
 def test_a_completion_does_not_depend_on_its_neighbours(
     policy: Any, requests: Any, sample_all: Callable[..., list[Completion]]
 ) -> None:
-    """Alone, in other batch sizes and in other orders: identical ids and bit-identical log-probs."""
+    """Alone, in other batch sizes and orders: identical ids and bit-identical log-probs."""
     prompts, params = requests
     count = len(prompts)
     expected = sample_all(policy, prompts, params)

@@ -59,7 +59,7 @@ def check(done: Any, run_dir: Path, *parts: str) -> None:
     assert not run_dir.exists(), "nothing is written before the input is good"
 
 
-# --- recipes and overrides -------------------------------------------------------------------------
+# --- recipes and overrides --------------------------------------------------------------------
 
 SETTINGS: dict[str, tuple[list[str], list[str]]] = {
     "a mistyped key": (
@@ -76,7 +76,6 @@ SETTINGS: dict[str, tuple[list[str], list[str]]] = {
     "a value out of range": (["optim.beta1=1.5"], ["optim.beta1 is 1.5", "less than 1"]),
     "an unknown algorithm": (["algo.type=ppo"], ["algo.type is 'ppo'", "use one of rloo, grpo"]),
     "an unknown environment": (["env.type=chess"], ["env.type is 'chess'", "arithmetic, largest"]),
-    "a mistyped environment": (["env.type=revers"], ["'revers'", "did you mean reverse?"]),
     "an unknown sampler": (["sampler.type=vllm"], ["sampler.type", "vllm", "embedded"]),
     "settings that need each other": (
         ["algo.fixed_length=64"],

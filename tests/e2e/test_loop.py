@@ -116,7 +116,7 @@ class HashLearner:
 
 
 class ScriptedSampler:
-    """Writes letters that follow from the weights and the seed, some turns of the event loop later."""
+    """Writes letters that follow from weights and seed, some turns of the event loop later."""
 
     def __init__(self, learner: HashLearner) -> None:
         self._learner = learner
@@ -266,7 +266,7 @@ def test_without_a_lag_rollouts_and_training_alternate(tmp_path: Path) -> None:
     start(tmp_path / "run", 0, trace)
     names = [name for name, _ in trace.calls if "eval" not in name and "checkpoint" not in name]
     one_step = ["record_draw"] * GROUPS + ["record_group"] * GROUPS
-    assert names == (one_step + ["begin_step", "step", "finish_step"]) * NUM_STEPS
+    assert names == [*one_step, "begin_step", "step", "finish_step"] * NUM_STEPS
 
 
 def test_with_a_lag_rollouts_run_ahead_as_far_as_the_bound(tmp_path: Path) -> None:
@@ -345,9 +345,12 @@ def test_an_evaluation_is_not_repeated_by_a_resumed_run(tmp_path: Path) -> None:
 
 def test_a_redo_of_other_settings_names_the_step(tmp_path: Path) -> None:
     start(tmp_path / "run", 0, Trace())
-    with Journal.open(tmp_path / "run", readonly=True) as journal:
-        with pytest.raises(ReplayMismatchError, match=r"step \d: .*settings changed"):
-            loop.redo(journal, HashLearner(), build_algorithm(RlooConfig(zero_variance="keep")))
+    other = build_algorithm(RlooConfig(zero_variance="keep"))
+    with (
+        Journal.open(tmp_path / "run", readonly=True) as journal,
+        pytest.raises(ReplayMismatchError, match=r"step \d: .*settings changed"),
+    ):
+        loop.redo(journal, HashLearner(), other)
 
 
 def test_a_redo_to_a_step_stops_there(tmp_path: Path) -> None:

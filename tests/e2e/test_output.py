@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -37,11 +36,8 @@ def test_json_output_is_one_object_a_line_and_tells_the_whole_run(
     done = cli("train", "reverse", *QUICK, "--run-dir", tmp_path / "run", "--json")
     assert done.status == 0 and done.err == ""
     kinds = [event["event"] for event in done.events]
-    assert kinds == ["message", "progress", "evaluation", "step", "step"] + [
-        "progress",
-        "evaluation",
-        "summary",
-    ]
+    evaluation = ["progress", "evaluation"]
+    assert kinds == ["message", *evaluation, "step", "step", *evaluation, "summary"]
     summary = done.events[-1]
     del summary["event"]
     assert summary == read_json(tmp_path / "run" / "summary.json")

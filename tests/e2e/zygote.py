@@ -5,7 +5,8 @@ standard output and error beside it:
 
     {"argv": [...], "cwd": DIR, "env": {...}, "deaths": [...], "max_file_bytes": N or null}
 
-The answer is {"pid": PID}; {"wait": PID} is answered with {"status": STATUS}, negative for a signal.
+The answer is {"pid": PID}; {"wait": PID} is answered with {"status": STATUS}, which is negative for
+a signal.
 A death is {"at": "module:Class.method", "nth": N, "after": bool, "signal": S} or {"line": N}: the
 child sends itself the signal around the N-th call, or SIGKILL at the N-th line of posttrain that it
 runs. A child that hangs ends by SIGALRM.

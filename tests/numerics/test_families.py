@@ -19,95 +19,106 @@ from posttrain.training.forward import score_tokens
 from posttrain.training.policy import load_policy
 from posttrain.types import SamplingParams
 
-BASE: dict[str, Any] = dict(
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=256,
-    initializer_range=0.2,
-)
+BASE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
 NO_KV = {k: v for k, v in BASE.items() if k != "num_key_value_heads"}
-GEMMA: dict[str, Any] = BASE | dict(head_dim=8, query_pre_attn_scalar=8, sliding_window=10)
-GPT2: dict[str, Any] = dict(n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.2)
+GEMMA: dict[str, Any] = BASE | {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 10}
+GPT2: dict[str, Any] = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 256,
+    "initializer_range": 0.2,
+}
 # Windows are shorter than the sequences, caps and multipliers far from 1: each must matter.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_gqa": ("LlamaConfig", BASE),
-    "llama_mha": ("LlamaConfig", BASE | dict(num_key_value_heads=4)),
-    "qwen2_tied": ("Qwen2Config", BASE | dict(tie_word_embeddings=True)),
-    "qwen3": ("Qwen3Config", BASE | dict(head_dim=8)),
-    "mistral_window": ("MistralConfig", BASE | dict(sliding_window=10)),
+    "llama_mha": ("LlamaConfig", BASE | {"num_key_value_heads": 4}),
+    "qwen2_tied": ("Qwen2Config", BASE | {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3Config", BASE | {"head_dim": 8}),
+    "mistral_window": ("MistralConfig", BASE | {"sliding_window": 10}),
     "gemma2_caps": (
         "Gemma2Config",
-        GEMMA | dict(attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
+        GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     ),
     "gemma3": (
         "Gemma3TextConfig",
-        GEMMA | dict(layer_types=["sliding_attention", "full_attention"]),
+        GEMMA | {"layer_types": ["sliding_attention", "full_attention"]},
     ),
-    "phi3_window": ("Phi3Config", BASE | dict(sliding_window=10)),
-    "granite": ("GraniteConfig", BASE | dict(logits_scaling=3.0, attention_multiplier=0.3)),
+    "phi3_window": ("Phi3Config", BASE | {"sliding_window": 10}),
+    "granite": ("GraniteConfig", BASE | {"logits_scaling": 3.0, "attention_multiplier": 0.3}),
     "cohere": ("CohereConfig", BASE),
     "qwen2_moe": (
         "Qwen2MoeConfig",
         BASE
-        | dict(
-            num_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=16,
-            shared_expert_intermediate_size=16,
-        ),
+        | {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        },
     ),
-    "gpt2": ("GPT2Config", GPT2 | dict(scale_attn_by_inverse_layer_idx=True)),
+    "gpt2": ("GPT2Config", GPT2 | {"scale_attn_by_inverse_layer_idx": True}),
     "gpt_neox": ("GPTNeoXConfig", NO_KV),
 }
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "falcon": (
         "FalconConfig",
-        dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.2),
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "initializer_range": 0.2,
+        },
         "gives other logits through packed attention",
     ),
     "bloom": (
         "BloomConfig",
-        dict(hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2),
+        {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2},
         "gives other logits through packed attention",
     ),
-    "lfm2": ("Lfm2Config", BASE | dict(layer_types=["conv", "full_attention"]), "type conv"),
+    "lfm2": ("Lfm2Config", BASE | {"layer_types": ["conv", "full_attention"]}, "type conv"),
     "llama4_chunks": (
         "Llama4TextConfig",
         BASE
-        | dict(
-            head_dim=8,
-            intermediate_size_mlp=48,
-            num_local_experts=2,
-            layer_types=["chunked_attention", "full_attention"],
-        ),
+        | {
+            "head_dim": 8,
+            "intermediate_size_mlp": 48,
+            "num_local_experts": 2,
+            "layer_types": ["chunked_attention", "full_attention"],
+        },
         "type chunked_attention",
     ),
     "gpt_oss_sinks": (
         "GptOssConfig",
         BASE
-        | dict(
-            head_dim=8,
-            num_local_experts=2,
-            num_experts_per_tok=1,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-        ),
+        | {
+            "head_dim": 8,
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
         "attention sinks",
     ),
 }
-LONGROPE: dict[str, Any] = BASE | dict(
-    original_max_position_embeddings=16,
-    rope_parameters=dict(
-        rope_type="longrope",
-        rope_theta=1e4,
-        factor=16.0,
-        short_factor=[1.0] * 4,
-        long_factor=[4.0] * 4,
-        original_max_position_embeddings=16,
-    ),
-)
+LONGROPE: dict[str, Any] = BASE | {
+    "original_max_position_embeddings": 16,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "factor": 16.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "original_max_position_embeddings": 16,
+    },
+}
 
 
 def some_sequences(vocab: int) -> list[np.ndarray]:
@@ -151,9 +162,7 @@ def test_cached_decoding_and_teacher_forcing_give_the_same_log_probs(
     prompts = [rng.integers(3, policy.vocab_size, n).astype(np.int32) for n in (1, 9, 58, 64)]
     params = SamplingParams(9, temperature=0.7, ignore_eos=True)
     completions = sample_all(policy, [*prompts, prompts[2]], params)
-    samples = [
-        make.sample(p, c) for p, c in zip([*prompts, prompts[2]], completions, strict=True)
-    ]
+    samples = [make.sample(p, c) for p, c in zip([*prompts, prompts[2]], completions, strict=True)]
     for micro in pack(samples, 150):
         with torch.no_grad():
             scores = score_tokens(policy, micro, 0.7)
@@ -168,7 +177,7 @@ def test_cached_decoding_and_teacher_forcing_give_the_same_log_probs(
 def test_a_model_whose_attention_cannot_be_packed_is_refused_not_silently_wrong(
     name: str, make_folder: Callable[..., Path]
 ) -> None:
-    """Each of them sees its neighbours, or sees other keys, when sequences share a row of tokens."""
+    """Each of them sees its neighbours, or other keys, when sequences share a row of tokens."""
     config_class, fields, reason = REFUSED[name]
     folder = make_folder(getattr(transformers, config_class), **fields)
     with pytest.raises(ModelError, match=reason):

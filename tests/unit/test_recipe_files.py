@@ -52,8 +52,12 @@ def test_the_last_override_of_a_key_wins() -> None:
 def test_a_section_may_leave_out_the_type_that_the_recipe_would_have_without_it() -> None:
     assert resolve(values(), [], "t").algo == RlooConfig()
     assert resolve(values(), ["algo.clip_low=0.1"], "t").algo == RlooConfig(clip_low=0.1)
-    grpo = resolve(values(algo={"type": "grpo"}), ["algo.std=none"], "t")
-    assert grpo.algo.type == "grpo"
+
+
+def test_none_is_nothing_unless_it_is_one_of_the_words_that_a_setting_takes() -> None:
+    grpo = resolve(values(algo={"type": "grpo"}), ["algo.std=none", "threads=none"], "t")
+    assert (grpo.algo, grpo.threads) == (GrpoConfig(std="none"), None)
+    assert resolve(values(env={"type": "reverse"}), ["env.system=null"], "t").env.system is None
 
 
 def test_a_section_without_a_default_must_say_its_type() -> None:

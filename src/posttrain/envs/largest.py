@@ -60,8 +60,8 @@ class LargestSpec:
             if len(chosen) == self.config.num_eval:
                 return TaskList(self._task(n, f"eval-{i}") for i, n in enumerate(chosen.values()))
         raise DataError(
-            f"largest: {self.config.count} numbers of 0..{self.config.max_number} give fewer than "
-            f"num_eval = {self.config.num_eval} held-out sets; raise max_number or lower num_eval"
+            f"largest: {self.config.count} of {self.config.min_number}..{self.config.max_number} give fewer than "
+            f"num_eval = {self.config.num_eval} held-out sets; widen the range or lower num_eval"
         )
 
     def make(self, task: Task) -> SingleTurnEnv:
@@ -83,8 +83,9 @@ class LargestSpec:
 
     def _drawn(self, purpose: str, *key: int) -> tuple[int, ...]:
         generator = stream(_SPLIT_SEED, f"largest-{purpose}", *key)
-        chosen = generator.choice(self.config.max_number + 1, self.config.count, replace=False)
-        return tuple(int(n) for n in np.asarray(chosen))
+        low, width = self.config.min_number, self.config.max_number - self.config.min_number + 1
+        chosen = generator.choice(width, self.config.count, replace=False)
+        return tuple(low + int(n) for n in np.asarray(chosen))
 
     def _task(self, numbers: tuple[int, ...], task_id: str) -> Task:
         text = self._template.render({"numbers": ", ".join(map(str, numbers))})

@@ -27,6 +27,9 @@ from posttrain.types import (
     Turn,
 )
 
+MAX_OPENINGS = 1024
+"""Opening prompts that are remembered; a step's groups, and much more."""
+
 _MARK = "\u2045posttrain-turn-{}\u2046"
 """Stands for an assistant's text while the template is asked what it writes around it."""
 
@@ -71,6 +74,7 @@ class Renderer:
             )
         self._tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
+        self._openings: dict[tuple[Message, ...], tuple[list[int], list[int]]] = {}
 
     def text(self, messages: Sequence[dict[str, str]], generation_prompt: bool) -> str:
         """The template's text."""
@@ -83,17 +87,30 @@ class Renderer:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def encode_with_kinds(self, text: str, scaffold_from: int) -> tuple[list[int], list[int]]:
-        """Ids, and OBSERVATION before character `scaffold_from`, SCAFFOLD from there on."""
+        """Ids, and SCAFFOLD for every token that reaches beyond character `scaffold_from`."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         kinds = [
-            TokenKind.SCAFFOLD if start >= scaffold_from else TokenKind.OBSERVATION
-            for start, _ in encoded["offset_mapping"]
+            TokenKind.SCAFFOLD if end > scaffold_from else TokenKind.OBSERVATION
+            for _, end in encoded["offset_mapping"]
         ]
         return list(encoded["input_ids"]), [int(k) for k in kinds]
 
-    def prompt_ids(self, messages: Sequence[Message]) -> Int32:
+    def opening(self, messages: tuple[Message, ...]) -> tuple[list[int], list[int]]:
+        """Prompt ids and kinds of an opening conversation; siblings ask for the same one."""
+        if messages not in self._openings:
+            if len(self._openings) >= MAX_OPENINGS:
+                self._openings.clear()
+            self._openings[messages] = self.render(_dicts(messages))
+        return self._openings[messages]
+
+    def render(self, history: Sequence[dict[str, str]]) -> tuple[list[int], list[int]]:
+        """Ids and kinds of a conversation up to and with the generation prompt."""
+        full = self.text(history, True)
+        return self.encode_with_kinds(full, _common_length(full, self.text(history, False)))
+
+    def prompt_ids(self, messages: tuple[Message, ...]) -> Int32:
         """Prompt ids [P] int32 of an opening conversation."""
-        return np.asarray(self.encode(self.text(_dicts(messages), True)), np.int32)
+        return np.asarray(self.opening(messages)[0], np.int32)
 
 
 class Recorder:
@@ -115,7 +132,7 @@ class Recorder:
         """The first prompt [P] int32; its oldest tokens are cut where it exceeds `max_prompt`."""
         self._shown = observation
         self._history = _dicts(observation.messages)
-        self._start_sequence()
+        self._start_sequence(self._renderer.opening(observation.messages))
         if max_prompt is not None:
             self._sequences[-1].keep_last(max_prompt)
         return self._prompt()
@@ -136,7 +153,7 @@ class Recorder:
         self._history.extend(new)
         if glue is None:
             self.num_forks += 1
-            self._start_sequence()
+            self._start_sequence(self._renderer.render(self._history))
             return self._prompt()
         text, scaffold_from = glue
         ids, kinds = self._renderer.encode_with_kinds(text, scaffold_from)
@@ -155,11 +172,9 @@ class Recorder:
     def _prompt(self) -> Int32:
         return np.asarray(self._sequences[-1].token_ids, np.int32)
 
-    def _start_sequence(self) -> None:
-        full = self._renderer.text(self._history, True)
-        body = len(self._renderer.text(self._history, False))
+    def _start_sequence(self, rendered: tuple[list[int], list[int]]) -> None:
         growing = _Growing()
-        growing.add(*self._renderer.encode_with_kinds(full, body))
+        growing.add(*rendered)
         self._sequences.append(growing)
 
     def _glue(self, new: list[dict[str, str]]) -> tuple[str, int] | None:
@@ -180,8 +195,8 @@ class Recorder:
         if after_real != real:
             return None
         suffix = after[len(before) + len(last) :]
-        without = self._renderer.text([*marked, *new], False)
-        return suffix, len(without) - len(before) - len(last)
+        body = _common_length(after, self._renderer.text([*marked, *new], False))
+        return suffix, body - len(before) - len(last)
 
 
 def _with_marks(
@@ -197,6 +212,13 @@ def _with_marks(
             message = {**message, "content": mark}
         marked.append(message)
     return marked, texts
+
+
+def _common_length(text: str, without_generation_prompt: str) -> int:
+    """Where the generation prompt begins. A template may end a closed conversation with an EOS."""
+    pairs = zip(text, without_generation_prompt, strict=False)
+    shorter = min(len(text), len(without_generation_prompt))
+    return next((i for i, (one, other) in enumerate(pairs) if one != other), shorter)
 
 
 def _dicts(messages: Sequence[Message]) -> list[dict[str, str]]:

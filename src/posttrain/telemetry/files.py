@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,8 @@ def write_text(path: Path, text: str) -> None:
             partial.write_text(text, encoding="utf-8")
             os.replace(partial, path)
     except StorageError:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # the error that is raised already says what is wrong
+            partial.unlink(missing_ok=True)
         raise
 
 

@@ -53,9 +53,9 @@ METRICS: Mapping[str, str] = {
     "sampler/busy_s": "seconds in the engine",
     "sampler/tok_per_s": "sampled tokens a second of engine time",
     "time/rollout_s": "seconds waiting for groups, generation and grading included",
-    "time/learner_s": "seconds in the learner",
-    "time/other_s": "seconds of the step in neither: batch building, journal, hashes, checkpoint",
-    "time/step_s": "seconds of the whole step",
+    "time/learner_s": "seconds in the learner, hash of the weights included",
+    "time/other_s": "seconds in neither: batch building, journal, and the checkpoint of the step before",
+    "time/step_s": "seconds between two records of a step, evaluation left out",
 }
 PREFIXES: Mapping[str, str] = {
     "trajectories/invalid/": "how many trajectories have no reward for this reason",

@@ -10,6 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from posttrain.errors import JournalCorruptError, StorageError
 from posttrain.journal import Journal
 from posttrain.protocols import Learner
@@ -71,7 +73,10 @@ class CheckpointStore:
             _sync_folder(partial)
             os.replace(partial, final)
             _sync_folder(self._folder)
-        except (OSError, RuntimeError) as error:  # safetensors wraps ENOSPC in its own RuntimeError
+        except (
+            OSError,
+            SafetensorError,
+        ) as error:  # safetensors wraps ENOSPC in an error of its own
             shutil.rmtree(partial, ignore_errors=True)
             free = shutil.disk_usage(self._folder.parent).free
             raise StorageError(

@@ -124,12 +124,13 @@ class Policy:
         state = {k: v.detach().to(dtype) for k, v in self.model.state_dict().items()}
         self.model.config._attn_implementation = "sdpa"
         try:
-            self.model.config.dtype = dtype
             self.model.save_pretrained(folder, state_dict=state)
             self.tokenizer.save_pretrained(folder)
         finally:
             self.model.config._attn_implementation = implementation
-            self.model.config.dtype = self.dtype
+        config = json.loads((folder / "config.json").read_text())
+        config["dtype"] = str(dtype).removeprefix("torch.")  # save_pretrained writes the model's
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def load_policy(

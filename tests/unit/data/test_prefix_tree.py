@@ -1,4 +1,4 @@
-"""Prefix trees and micro-batches: no token lost, none mixed up, every label predicted from before."""
+"""Prefix trees and micro-batches: no token lost, none mixed up, each predicted from before it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,11 @@ def test_every_trained_token_is_packed_once_behind_the_row_before_it(
 
 
 def test_a_sample_longer_than_the_budget_gets_a_microbatch_of_its_own() -> None:
-    samples = [sample_of([1, 2], 1, 0), sample_of([1, 2, 0, 1, 2, 0], 1, 1), sample_of([0, 1], 1, 2)]
+    samples = [
+        sample_of([1, 2], 1, 0),
+        sample_of([1, 2, 0, 1, 2, 0], 1, 1),
+        sample_of([0, 1], 1, 2),
+    ]
     assert [len(m.paths) for m in pack(samples, 3)] == [1, 1, 1]
 
 

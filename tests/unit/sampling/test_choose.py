@@ -144,7 +144,9 @@ def test_each_row_is_a_function_of_itself_alone() -> None:
     logits = torch.from_numpy(rng.normal(0, 2, (25, 2 * BLOCK + 5))).float()
     uniforms = rng.random(25).tolist()
     ids, logprobs = choose_tokens(logits, params, uniforms)
-    for rows in [[i] for i in range(25)] + [[i, i - 1] for i in range(25)] + [list(range(24, -1, -1))]:
+    for rows in (
+        [[i] for i in range(25)] + [[i, i - 1] for i in range(25)] + [list(range(24, -1, -1))]
+    ):
         some = choose_tokens(logits[rows], [params[i] for i in rows], [uniforms[i] for i in rows])
         assert some == ([ids[i] for i in rows], [logprobs[i] for i in rows])
 

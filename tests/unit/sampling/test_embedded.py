@@ -127,9 +127,7 @@ def test_length_and_a_full_context_are_told_apart(
     table: Any,
     complete: Callable[..., Completion],
 ) -> None:
-    done = complete(
-        table(ABCDEF, max_context=20), [0] * prompt_length, max_tokens=max_tokens
-    )
+    done = complete(table(ABCDEF, max_context=20), [0] * prompt_length, max_tokens=max_tokens)
     assert (len(done), done.finish_reason) == (num_tokens, reason)
 
 
@@ -192,9 +190,7 @@ def test_no_more_than_max_batch_decode_together_and_all_are_served(table: Any) -
 
     async def ten() -> list[Completion]:
         params = SamplingParams(9)
-        return await asyncio.gather(
-            *(sampler.generate(ids(i % 5), params, i) for i in range(10))
-        )
+        return await asyncio.gather(*(sampler.generate(ids(i % 5), params, i) for i in range(10)))
 
     assert [c.text for c in asyncio.run(ten())] == ["bcde", "cde", "de", "e", ""] * 2
     assert max(policy.rows_at_once) <= 3

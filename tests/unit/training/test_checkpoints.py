@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError
 
 from posttrain.errors import JournalCorruptError, StorageError
 from posttrain.training.checkpoints import CheckpointStore
@@ -20,9 +21,7 @@ class NotedCheckpoints:
         self.rows: dict[int, tuple[str, str]] = {}
 
     def checkpoints(self) -> list[SimpleNamespace]:
-        return [
-            SimpleNamespace(step=s, folder=f, state_hash=h) for s, (f, h) in self.rows.items()
-        ]
+        return [SimpleNamespace(step=s, folder=f, state_hash=h) for s, (f, h) in self.rows.items()]
 
     def record_checkpoint(self, step: int, folder: str, state_hash: str) -> None:
         self.rows[step] = (folder, state_hash)
@@ -134,7 +133,9 @@ def test_what_a_crash_left_half_made_is_removed_and_the_rest_kept(
     assert [n for n in names(tmp_path) if n.startswith("step")] == ["step-000002"]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), RuntimeError("full")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left"), SafetensorError("I/O error: No space left")]
+)
 def test_a_full_disk_stops_with_a_remedy_and_leaves_the_older_ones(
     error: Any, store: CheckpointStore, learner: Any, journal: NotedCheckpoints, tmp_path: Path
 ) -> None:

@@ -44,7 +44,7 @@ def gradients(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return seen
 
 
-# --- the split does not matter ------------------------------------------------------------------
+# --- the split does not matter --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algo", AGGREGATIONS, ids=lambda a: a["aggregation"])
@@ -106,7 +106,7 @@ def test_a_local_denominator_would_be_noticed(
     assert relative(gradients[1], gradients[0]) > 0.1
 
 
-# --- on-policy ----------------------------------------------------------------------------------
+# --- on-policy ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
@@ -244,7 +244,11 @@ def test_the_third_non_finite_step_in_a_row_stops_with_a_diagnosis(
 
 @pytest.mark.parametrize(
     ("algo", "num_updates"),
-    [({"num_minibatches": 2}, 2), ({"num_epochs": 3}, 3), ({"num_minibatches": 4, "num_epochs": 2}, 8)],
+    [
+        ({"num_minibatches": 2}, 2),
+        ({"num_epochs": 3}, 3),
+        ({"num_minibatches": 4, "num_epochs": 2}, 8),
+    ],
 )
 def test_the_proximal_log_probs_are_taken_once_before_the_first_update(
     algo: dict[str, int],
