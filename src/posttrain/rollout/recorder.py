@@ -95,20 +95,21 @@ class Renderer:
         ]
         return list(encoded["input_ids"]), [int(k) for k in kinds]
 
-    def opening(self, messages: tuple[Message, ...]) -> tuple[list[int], list[int]]:
+    def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """Prompt ids and kinds of an opening conversation; siblings ask for the same one."""
-        if messages not in self._openings:
+        key = tuple(messages)
+        if key not in self._openings:
             if len(self._openings) >= MAX_OPENINGS:
                 self._openings.clear()
-            self._openings[messages] = self.render(_dicts(messages))
-        return self._openings[messages]
+            self._openings[key] = self.render(_dicts(messages))
+        return self._openings[key]
 
     def render(self, history: Sequence[dict[str, str]]) -> tuple[list[int], list[int]]:
         """Ids and kinds of a conversation up to and with the generation prompt."""
         full = self.text(history, True)
         return self.encode_with_kinds(full, _common_length(full, self.text(history, False)))
 
-    def prompt_ids(self, messages: tuple[Message, ...]) -> Int32:
+    def prompt_ids(self, messages: Sequence[Message]) -> Int32:
         """Prompt ids [P] int32 of an opening conversation."""
         return np.asarray(self.opening(messages)[0], np.int32)
 

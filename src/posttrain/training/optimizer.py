@@ -45,7 +45,6 @@ class MasterOptimizer:
             fused=True,
         )
         self.num_updates = 0
-        self._hash: str | None = None
 
     def zero_grad(self) -> None:
         for master in self._masters.values():
@@ -72,7 +71,6 @@ class MasterOptimizer:
         self._refresh()
 
     def _refresh(self) -> None:
-        self._hash = None
         with torch.no_grad():
             for name, param in self._params.items():
                 master = self._masters[name]
@@ -81,15 +79,12 @@ class MasterOptimizer:
 
     def weights_hash(self) -> str:
         """SHA-256 over name, shape and fp32 bytes of every master, in name order."""
-        if self._hash is not None:
-            return self._hash
         digest = hashlib.sha256()
         for name in sorted(self._masters):
             tensor = self._masters[name].detach().contiguous()
             digest.update(repr((name, tuple(tensor.shape))).encode())
             digest.update(tensor.view(-1).numpy().data.cast("B"))
-        self._hash = digest.hexdigest()
-        return self._hash
+        return digest.hexdigest()
 
     def save(self, folder: Path) -> None:
         """Write masters, moments and counters (safetensors and JSON) into `folder`."""
