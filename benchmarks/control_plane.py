@@ -225,6 +225,7 @@ def build_parts(
     return loop.Parts(
         num_steps=num_steps,
         max_invalid_frac=0.5,
+        max_skipped_steps=3,
         learner=PackingLearner(),
         sampler=sampler,
         algorithm=build_algorithm(RlooConfig()),

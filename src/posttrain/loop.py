@@ -25,6 +25,7 @@ from posttrain.rollout.health import refuse_sick_batch
 from posttrain.rollout.producer import RolloutProducer
 from posttrain.telemetry.observer import Observer
 from posttrain.training.checkpoints import CheckpointStore
+from posttrain.training.health import refuse_sick_learner
 from posttrain.types import StepResult
 
 
@@ -34,6 +35,7 @@ class Parts:
 
     num_steps: int
     max_invalid_frac: float
+    max_skipped_steps: int
     learner: Learner
     sampler: Sampler
     algorithm: Algorithm
@@ -63,6 +65,7 @@ async def run(p: Parts) -> None:
         p.journal.finish_step(replace(result, metrics=metrics))
         p.checkpoints.after_step(p.learner, p.num_steps)
         p.observer.step(result.step, p.num_steps, metrics)
+        refuse_sick_learner(result, p.max_skipped_steps)
         clock.lap("time/other_s")  # belongs to the next step's record: this one is written
         await evaluate_if_due(p)
         clock.skip()

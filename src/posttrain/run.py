@@ -191,6 +191,7 @@ class _Session:
         return loop.Parts(
             num_steps=recipe.num_steps,
             max_invalid_frac=recipe.rollout.max_invalid_frac,
+            max_skipped_steps=recipe.optim.max_skipped_steps,
             learner=self._trainable.learner,
             sampler=self._rollable.sampler,
             algorithm=self._trainable.algorithm,

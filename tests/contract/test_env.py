@@ -14,6 +14,7 @@ from posttrain.config import (
     ArithmeticConfig,
     BinarySearchConfig,
     DatasetConfig,
+    LargestConfig,
     ReasoningGymConfig,
     ReverseConfig,
 )
@@ -24,6 +25,7 @@ from posttrain.types import Completion, FinishReason, Scored, StepOutcome, Task,
 CONFIGS: dict[str, Any] = {
     "arithmetic": ArithmeticConfig(num_eval=10),
     "reverse": ReverseConfig(),
+    "largest": LargestConfig(num_train=200, num_eval=20),
     "binary_search": BinarySearchConfig(),
     "binary_search_terse": BinarySearchConfig(terse=True),
     "reasoning_gym": ReasoningGymConfig(dataset="leg_counting", size=10, num_eval=5),

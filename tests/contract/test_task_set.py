@@ -10,6 +10,7 @@ from posttrain.config import (
     ArithmeticConfig,
     BinarySearchConfig,
     DatasetConfig,
+    LargestConfig,
     ReasoningGymConfig,
     ReverseConfig,
 )
@@ -23,6 +24,7 @@ CONFIGS: dict[str, Any] = {
     "arithmetic": ArithmeticConfig(max_operand=12, operations=("+", "-"), num_eval=20),
     "arithmetic_some": ArithmeticConfig(num_train=30, num_eval=20),
     "reverse": ReverseConfig(),
+    "largest": LargestConfig(num_train=200, num_eval=20),
     "binary_search": BinarySearchConfig(),
     "reasoning_gym": ReasoningGymConfig(dataset="basic_arithmetic", size=30, num_eval=10),
     "reasoning_gym_mixture": ReasoningGymConfig(

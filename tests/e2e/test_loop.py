@@ -172,6 +172,7 @@ def build_parts(journal: Journal, learner: HashLearner, lag: int) -> loop.Parts:
     return loop.Parts(
         num_steps=NUM_STEPS,
         max_invalid_frac=0.5,
+        max_skipped_steps=3,
         learner=learner,
         sampler=sampler,
         algorithm=build_algorithm(RlooConfig()),

@@ -60,8 +60,9 @@ class LargestSpec:
             if len(chosen) == self.config.num_eval:
                 return TaskList(self._task(n, f"eval-{i}") for i, n in enumerate(chosen.values()))
         raise DataError(
-            f"largest: {self.config.count} of {self.config.min_number}..{self.config.max_number} give fewer than "
-            f"num_eval = {self.config.num_eval} held-out sets; widen the range or lower num_eval"
+            f"largest: {self.config.count} numbers of {self.config.min_number}.."
+            f"{self.config.max_number} give fewer than num_eval = {self.config.num_eval} held-out "
+            "sets; widen the range or lower num_eval"
         )
 
     def make(self, task: Task) -> SingleTurnEnv:

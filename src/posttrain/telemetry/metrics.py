@@ -45,6 +45,7 @@ METRICS: Mapping[str, str] = {
     "learner/tokens": "tokens of all samples and passes, shared ones counted for each",
     "learner/shared_frac": "share of them computed once for several samples",
     "learner/loss_tokens": "trained tokens",
+    "learner/non_finite_in_a_row": "steps skipped in a row because loss or gradient was not finite",
     "learner/microbatches": "forward passes",
     "learner/tok_per_s": "learner/tokens a second",
     "learner/step_s": "seconds in the optimizer step",
@@ -54,7 +55,7 @@ METRICS: Mapping[str, str] = {
     "sampler/tok_per_s": "sampled tokens a second of engine time",
     "time/rollout_s": "seconds waiting for groups, generation and grading included",
     "time/learner_s": "seconds in the learner, hash of the weights included",
-    "time/other_s": "seconds in neither: batch building, journal, and the checkpoint of the step before",
+    "time/other_s": "seconds in neither: batch, journal, and the checkpoint of the step before",
     "time/step_s": "seconds between two records of a step, evaluation left out",
 }
 PREFIXES: Mapping[str, str] = {

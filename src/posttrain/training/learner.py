@@ -19,7 +19,6 @@ from posttrain.algo.algorithm import Algorithm
 from posttrain.algo.token_stats import TokenStats
 from posttrain.config import Recipe
 from posttrain.data.packing import pack
-from posttrain.errors import TrainingError
 from posttrain.training.forward import score_tokens
 from posttrain.training.optimizer import MasterOptimizer
 from posttrain.training.policy import Policy
@@ -46,7 +45,7 @@ class InlineLearner:
         """Train on the batch: `num_epochs` passes over `num_minibatches` optimizer steps.
 
         A step without trainable tokens, or with a non-finite loss or gradient, leaves the weights
-        alone and says so. Raises TrainingError after `max_skipped_steps` non-finite ones in a row.
+        alone and says so; learner/non_finite_in_a_row counts the latter.
         """
         started = time.perf_counter()
         meter = _Meter()
@@ -58,10 +57,11 @@ class InlineLearner:
                 for microbatches, prox in minibatches:
                     reason = self._update(microbatches, prox, lr, meter)
                     skipped = reason or skipped
-        self._count_skip(batch.step, skipped)
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped == "non_finite" else 0
         self._version = batch.step
         seconds = time.perf_counter() - started
         metrics = meter.result(batch, lr, seconds)
+        metrics["learner/non_finite_in_a_row"] = float(self._skipped_in_a_row)
         return StepResult(batch.step, self._version, self.weights_hash(), metrics, skipped)
 
     def _minibatches(
@@ -123,15 +123,6 @@ class InlineLearner:
             return "non_finite"
         self._optimizer.update(lr, norm)
         return None
-
-    def _count_skip(self, step: int, skipped: str | None) -> None:
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped == "non_finite" else 0
-        if self._skipped_in_a_row >= self._recipe.optim.max_skipped_steps:
-            raise TrainingError(
-                f"step {step}: loss or gradient was not finite {self._skipped_in_a_row} times in a "
-                "row; the weights are unchanged since then. Lower optim.lr, or look at "
-                "learner/grad_norm in metrics.jsonl for where it began"
-            )
 
     def weights_hash(self) -> str:
         return self._optimizer.weights_hash()
