@@ -208,7 +208,12 @@ def build_parts(
     tasks = spec.train_tasks()
     sampler = ScriptedSampler(tokenizer, eos, tokens)
     limits = EpisodeLimits(
-        max_turns=1, max_context=4096, max_prompt=4096 - tokens, timeout_s=300.0, max_attempts=2
+        max_turns=1,
+        max_context=4096,
+        max_prompt=4096 - tokens,
+        cut_prompt_to=None,
+        timeout_s=300.0,
+        max_attempts=2,
     )
     runner = EpisodeRunner(spec, None, sampler, Renderer(tokenizer, (eos,)), limits)
     params = SamplingParams(max_tokens=tokens)

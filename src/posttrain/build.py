@@ -58,7 +58,8 @@ def set_threads(recipe: Recipe) -> int:
     threads = recipe.threads or default_threads()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(recipe.deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads any
+    # Nothing here reads uninitialised memory, so there is no need to fill it.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     return threads
 
 
@@ -106,6 +107,7 @@ async def build_rollable(
         max_turns=recipe.rollout.max_turns,
         max_context=policy.max_context,
         max_prompt=room,
+        cut_prompt_to=room if rule == "truncate_left" else None,
         timeout_s=recipe.rollout.episode_timeout_s,
         max_attempts=recipe.rollout.max_attempts,
     )

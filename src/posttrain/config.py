@@ -412,15 +412,6 @@ class Recipe(Section):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     expect: ExpectConfig | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _default_algorithm(cls, values: Any) -> Any:
-        """`algo.KEY=VALUE` alone changes a key of the default algorithm."""
-        algo = values.get("algo") if isinstance(values, dict) else None
-        if isinstance(algo, dict) and "type" not in algo:
-            return {**values, "algo": {"type": "rloo", **algo}}
-        return values
-
     @model_validator(mode="after")
     def _parts_agree(self) -> Recipe:
         groups, minibatches = self.rollout.groups_per_step, self.algo.num_minibatches

@@ -717,8 +717,9 @@ class StepResult:
 class StepOutcome:
     """What an environment answers to a turn.
 
-    `observation` is shown next unless the episode ended; `verdict` is set by environments that
-    grade themselves, and left None where a `Reward` does it.
+    `observation` is shown next unless the episode ended. `verdict` is for environments that grade
+    themselves: at the end, and on the way what the episode is worth if a limit ends it there. It
+    is left None where a `Reward` judges.
 
     Example:
         >>> StepOutcome(None, terminated=True).verdict is None

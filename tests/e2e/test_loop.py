@@ -76,6 +76,7 @@ class CharTokenizer:
     """One token a character; a message is its role, its text and a line break."""
 
     chat_template = "scripted"
+    is_fast = True
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], tokenize: bool, add_generation_prompt: bool
@@ -162,7 +163,7 @@ def build_parts(journal: Journal, learner: HashLearner, lag: int) -> loop.Parts:
     spec = ReverseSpec(ReverseConfig(alphabet="ab", length=3, num_eval=2))
     sampler = ScriptedSampler(learner)
     sampler.version = learner.policy_version
-    limits = EpisodeLimits(1, 64, 32, timeout_s=60.0, max_attempts=1)
+    limits = EpisodeLimits(1, 64, 32, None, timeout_s=60.0, max_attempts=1)
     runner = EpisodeRunner(spec, None, sampler, Renderer(CharTokenizer(), [EOS]), limits)
     open_draws = [
         (draw, journal.group(draw.draw_id) if has_group else None)

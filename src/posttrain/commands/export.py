@@ -9,7 +9,7 @@ from posttrain.commands.display import observer_for
 from posttrain.errors import ConfigError, RunDirectoryError, StorageError
 
 if TYPE_CHECKING:
-    from posttrain.training.policy import Policy
+    from posttrain.build import Trainable
 
 DTYPES = ("bfloat16", "float32")
 
@@ -23,12 +23,12 @@ def export_command(run: Path, to: Path, step: int | None, dtype: str | None) -> 
 
     with observer_for(False, 0) as observer:
         trainable, _ = rebuild(run, step, observer)
-    write_folder(trainable.policy, to, dtype)
+    write_folder(trainable, to, dtype)
     print(f"exported policy version {trainable.learner.policy_version} to {to}")
     print(f'next: AutoModelForCausalLM.from_pretrained("{to}"), or model.path={to} in a recipe')
 
 
-def write_folder(policy: Policy, to: Path, dtype: str | None) -> None:
+def write_folder(trainable: Trainable, to: Path, dtype: str | None) -> None:
     """The folder is whole or absent. Raises StorageError when the disk refuses."""
     import torch
     from safetensors import SafetensorError
@@ -36,10 +36,12 @@ def write_folder(policy: Policy, to: Path, dtype: str | None) -> None:
     from posttrain.training.models.store import build_in_place
 
     refuse_used(to)
+    policy = trainable.policy
+    chosen = getattr(torch, dtype) if dtype else policy.dtype
     try:
         build_in_place(
             to,
-            lambda folder: policy.export(folder, getattr(torch, dtype) if dtype else policy.dtype),
+            lambda folder: policy.export(folder, chosen, trainable.learner.masters),
         )
     except SafetensorError as error:  # what a full disk is to safetensors
         raise StorageError(f"export folder {to}: cannot be written: {error}; make room") from error

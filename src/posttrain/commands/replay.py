@@ -43,7 +43,7 @@ def replay_command(
                 run, overrides, observer, lambda r: observer.progress("step", r.step, num_steps)
             )
             if to is not None:
-                write_folder(result.trainable.policy, to, None)
+                write_folder(result.trainable, to, None)
             outcome = {"steps": result.steps, "overrides": overrides}
     if as_json:
         print(to_json(outcome))

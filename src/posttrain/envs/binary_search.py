@@ -114,7 +114,7 @@ class BinarySearchEnv:
         if guess is not None:
             kind = "higher" if self._secret > guess else "lower"
         text = _FEEDBACK[kind][self._config.terse]
-        return StepOutcome(Observation((Message.text("user", text),)))
+        return StepOutcome(Observation((Message.text("user", text),)), verdict=self._verdict(guess))
 
     async def close(self) -> None:
         self._state = "over"

@@ -47,6 +47,7 @@ def load_spec(config: PythonEnvConfig, base_dir: Path) -> EnvSpec:
         raise ConfigError(
             f"{where}: {type(spec).__name__} lacks {', '.join(missing)}; see protocols.EnvSpec"
         )
+    assert isinstance(spec, EnvSpec)
     return spec
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posttrain.errors import EngineError
@@ -20,7 +19,6 @@ from posttrain.types import (
     StopReason,
     Task,
     Trajectory,
-    Turn,
     Verdict,
 )
 
@@ -43,6 +41,7 @@ class EpisodeLimits:
     max_turns: int
     max_context: int
     max_prompt: int
+    cut_prompt_to: int | None
     timeout_s: float
     max_attempts: int
 
@@ -127,12 +126,21 @@ class EpisodeRunner:
         self, task: Task, seed: int, recorder: Recorder, params: SamplingParams
     ) -> tuple[StopReason, Verdict]:
         env = self._spec.make(task)
+        standing: Verdict | None = None
         try:
             observation = await env.reset(derive_seed(seed, "env"))
-            prompt = recorder.begin(observation, self._limits.max_prompt)
+            prompt = recorder.begin(observation, self._limits.cut_prompt_to)
+            if len(prompt) > self._limits.max_prompt:
+                return StopReason.FAILED, Invalid(
+                    InvalidKind.ENV_ERROR,
+                    f"the prompt has {len(prompt)} tokens, room is for {self._limits.max_prompt}; "
+                    'set rollout.overlong_prompt = "truncate_left" or shorten it',
+                )
             for turn_index in range(self._limits.max_turns):
-                if turn_index and len(prompt) >= self._limits.max_context:
-                    return StopReason.CONTEXT, await self._judge(task, recorder.turns)
+                if turn_index:
+                    prompt = recorder.observe(observation)
+                    if len(prompt) >= self._limits.max_context:
+                        return StopReason.CONTEXT, await self._judge(task, recorder, standing)
                 turn_seed = derive_seed(seed, "turn", turn_index)
                 completion = await self._sampler.generate(prompt, params, turn_seed)
                 turn = recorder.sampled(completion)
@@ -141,23 +149,28 @@ class EpisodeRunner:
                         InvalidKind.ABORTED, "the request was aborted", retryable=True
                     )
                 outcome = await env.step(turn)
+                standing = outcome.verdict or standing
                 stop = _STOPS.get(completion.finish_reason)
                 if outcome.terminated or outcome.truncated or stop is StopReason.CONTEXT:
                     if stop is None:
                         ended = outcome.terminated
                         stop = StopReason.TERMINATED if ended else StopReason.ENV_TRUNCATED
-                    return stop, outcome.verdict or await self._judge(task, recorder.turns)
+                    return stop, await self._judge(task, recorder, standing)
                 assert outcome.observation is not None
-                prompt = recorder.observe(outcome.observation)
-            return StopReason.MAX_TURNS, await self._judge(task, recorder.turns)
+                observation = outcome.observation
+            return StopReason.MAX_TURNS, await self._judge(task, recorder, standing)
         finally:
             async with asyncio.timeout(min(MAX_CLOSE_S, self._limits.timeout_s)):
                 await env.close()
 
-    async def _judge(self, task: Task, turns: Sequence[Turn]) -> Verdict:
+    async def _judge(self, task: Task, recorder: Recorder, standing: Verdict | None) -> Verdict:
+        """The environment's newest verdict, else the reward's."""
+        if standing is not None:
+            return standing
         if self._reward is None:
             return Invalid(
                 InvalidKind.ENV_ERROR,
-                f"environment {self._spec.name} ended without a verdict and has no reward",
+                f"environment {self._spec.name} ended without a verdict and has no reward; give a "
+                "verdict with each StepOutcome that a limit may make the last",
             )
-        return await self._reward.score(task, turns)
+        return await self._reward.score(task, recorder.turns)

@@ -72,6 +72,11 @@ class Renderer:
                 f"tokenizer {getattr(tokenizer, 'name_or_path', '?')} has no chat template; add a "
                 "chat_template.jinja to the model folder, or use an instruct model"
             )
+        if not getattr(tokenizer, "is_fast", False):
+            raise ModelError(
+                f"tokenizer {type(tokenizer).__name__} gives no character offsets; add a "
+                "tokenizer.json to the model folder"
+            )
         self._tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
         self._openings: dict[tuple[Message, ...], tuple[list[int], list[int]]] = {}
@@ -84,11 +89,13 @@ class Renderer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of rendered text. The template has written every special token, so none is added."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return list(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
     def encode_with_kinds(self, text: str, scaffold_from: int) -> tuple[list[int], list[int]]:
         """Ids, and SCAFFOLD for every token that reaches beyond character `scaffold_from`."""
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        encoded = self._tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
         kinds = [
             TokenKind.SCAFFOLD if end > scaffold_from else TokenKind.OBSERVATION
             for _, end in encoded["offset_mapping"]

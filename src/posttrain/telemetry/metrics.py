@@ -46,6 +46,7 @@ METRICS: Mapping[str, str] = {
     "learner/shared_frac": "share of them computed once for several samples",
     "learner/loss_tokens": "trained tokens",
     "learner/non_finite_in_a_row": "steps skipped in a row because loss or gradient was not finite",
+    "learner/non_finite_updates": "optimizer steps of the batch left out for that",
     "learner/microbatches": "forward passes",
     "learner/tok_per_s": "learner/tokens a second",
     "learner/step_s": "seconds in the optimizer step",

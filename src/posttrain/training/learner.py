@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +45,8 @@ class InlineLearner:
         """Train on the batch: `num_epochs` passes over `num_minibatches` optimizer steps.
 
         A step without trainable tokens, or with a non-finite loss or gradient, leaves the weights
-        alone and says so; learner/non_finite_in_a_row counts the latter.
+        alone and says so; of several optimizer steps each is left out for itself. Steps skipped in
+        a row for the latter reason are counted in learner/non_finite_in_a_row.
         """
         started = time.perf_counter()
         meter = _Meter()
@@ -53,10 +54,12 @@ class InlineLearner:
         skipped = None if batch.num_loss_tokens else "no_trainable_tokens"
         if skipped is None:
             minibatches = self._minibatches(batch)
-            for _ in range(self._recipe.algo.num_epochs):
-                for microbatches, prox in minibatches:
-                    reason = self._update(microbatches, prox, lr, meter)
-                    skipped = reason or skipped
+            moved = [
+                self._update(microbatches, prox, lr, meter)
+                for _ in range(self._recipe.algo.num_epochs)
+                for microbatches, prox in minibatches
+            ]
+            skipped = None if any(moved) else "non_finite"
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped == "non_finite" else 0
         self._version = batch.step
         seconds = time.perf_counter() - started
@@ -93,11 +96,11 @@ class InlineLearner:
         prox: Sequence[torch.Tensor] | None,
         lr: float,
         meter: _Meter,
-    ) -> str | None:
-        """One optimizer step. Returns the reason when it was skipped."""
+    ) -> bool:
+        """One optimizer step. False when loss or gradient was not finite and nothing moved."""
         num_loss_tokens, num_sequences = _global_counts(microbatches)
         if not num_loss_tokens:
-            return None
+            return False  # a mini-batch of dropped groups
         self._optimizer.zero_grad()
         loss_sum = 0.0
         for index, micro in enumerate(microbatches):
@@ -120,9 +123,15 @@ class InlineLearner:
         meter.optimizer_step(loss_sum, norm)
         if not (math.isfinite(loss_sum) and math.isfinite(norm)):
             self._optimizer.zero_grad()
-            return "non_finite"
+            meter.non_finite_updates += 1
+            return False
         self._optimizer.update(lr, norm)
-        return None
+        return True
+
+    @property
+    def masters(self) -> Mapping[str, torch.Tensor]:
+        """fp32 weights by parameter name."""
+        return self._optimizer.masters
 
     def weights_hash(self) -> str:
         return self._optimizer.weights_hash()
@@ -161,6 +170,7 @@ class _Meter:
 
     def __init__(self) -> None:
         self._entropy_sum = 0.0
+        self.non_finite_updates = 0
         self._tokens = 0
         self._rows = 0
         self._microbatches = 0
@@ -187,6 +197,7 @@ class _Meter:
             "learner/tokens": float(self._tokens),
             "learner/loss_tokens": float(batch.num_loss_tokens),
             "learner/microbatches": float(self._microbatches),
+            "learner/non_finite_updates": float(self.non_finite_updates),
             "learner/tok_per_s": self._tokens / seconds if seconds else 0.0,
         }
         if self._stats.num_tokens:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -45,6 +46,11 @@ class MasterOptimizer:
             fused=True,
         )
         self.num_updates = 0
+
+    @property
+    def masters(self) -> Mapping[str, torch.Tensor]:
+        """fp32 weights by parameter name, tied ones once."""
+        return self._masters
 
     def zero_grad(self) -> None:
         for master in self._masters.values():

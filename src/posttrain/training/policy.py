@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -118,10 +118,16 @@ class Policy:
         smallest = min(p.numel() for p in self.model.parameters() if p.dim() == 2)
         return max(BF16_MIN_ROWS, attention.SMALL_PRODUCT // smallest + 1)
 
-    def export(self, folder: Path, dtype: torch.dtype) -> None:
-        """Write a Hugging Face folder: weights in `dtype`, config, tokenizer, chat template."""
+    def export(
+        self, folder: Path, dtype: torch.dtype, masters: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        """Write a Hugging Face folder: weights in `dtype`, config, tokenizer, chat template.
+
+        `masters` are the fp32 weights by parameter name, of which the model holds a rounded copy.
+        """
         implementation = self.model.config._attn_implementation
-        state = {k: v.detach().to(dtype) for k, v in self.model.state_dict().items()}
+        exact = dict(self.model.state_dict()) | self._under_every_name(masters or {})
+        state = {name: tensor.detach().to(dtype) for name, tensor in exact.items()}
         self.model.config._attn_implementation = "sdpa"
         try:
             self.model.save_pretrained(folder, state_dict=state)
@@ -131,6 +137,12 @@ class Policy:
         config = json.loads((folder / "config.json").read_text())
         config["dtype"] = str(dtype).removeprefix("torch.")  # save_pretrained writes the model's
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+    def _under_every_name(self, masters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A tied weight has one master and several names in the state dict."""
+        owner = {id(p): name for name, p in self.model.named_parameters()}
+        tied = self.model.named_parameters(remove_duplicate=False)
+        return {name: masters[owner[id(p)]] for name, p in tied if owner[id(p)] in masters}
 
 
 def load_policy(

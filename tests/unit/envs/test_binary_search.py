@@ -45,7 +45,9 @@ def said(outcome: StepOutcome) -> str:
 def verdict(outcomes: list[StepOutcome]) -> Scored:
     last = outcomes[-1].verdict
     assert isinstance(last, Scored)
-    assert all(outcome.verdict is None for outcome in outcomes[:-1])
+    for standing in (outcome.verdict for outcome in outcomes[:-1]):
+        assert isinstance(standing, Scored)
+        assert not standing.correct  # a limit that ends the game now leaves it lost
     return last
 
 

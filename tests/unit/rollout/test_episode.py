@@ -35,7 +35,12 @@ from posttrain.types import (
 TASK = make_task("t", user_prompt(None, "q"), {"answer": "x"}, grader="none")
 DRAW = Draw(3, "t", 0, 99)
 LIMITS = EpisodeLimits(
-    max_turns=4, max_context=10_000, max_prompt=10_000, timeout_s=60.0, max_attempts=1
+    max_turns=4,
+    max_context=10_000,
+    max_prompt=10_000,
+    cut_prompt_to=None,
+    timeout_s=60.0,
+    max_attempts=1,
 )
 GOING = StepOutcome(Observation((Message.text("user", "again"),)))
 WON = StepOutcome(None, terminated=True, verdict=Scored(1.0))

@@ -80,3 +80,15 @@ def test_special_tokens_stay_visible_in_decoded_text(read_policy: Callable[..., 
     ids = policy.tokenizer.encode("a b", add_special_tokens=False)
     assert policy.decode([1, *ids, 2]) == "<bos>a b<eos>"
     assert policy.decode([]) == ""
+
+
+def test_an_fp32_export_of_a_bf16_policy_holds_the_masters(
+    tiny_folder: Path, read_policy: Any, tmp_path: Path
+) -> None:
+    """f11: master weights are not lost to the compute type when fp32 is asked for."""
+    policy = read_policy(tiny_folder, dtype="bfloat16")
+    name = next(n for n, _ in policy.model.named_parameters())
+    master = policy.model.state_dict()[name].float() + 1e-5  # far below bf16's resolution
+    policy.export(tmp_path / "out", torch.float32, {name: master})
+    written = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()[name]
+    assert torch.equal(written, master)
