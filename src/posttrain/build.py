@@ -11,7 +11,7 @@ import torch
 from posttrain.algo.algorithm import Algorithm, build_algorithm
 from posttrain.config import Recipe, default_threads
 from posttrain.envs import build_env_spec
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.evaluator import Evaluator
 from posttrain.protocols import EnvSpec, Reward, TaskSet
 from posttrain.rollout.episode import EpisodeLimits, EpisodeRunner
@@ -100,6 +100,9 @@ async def build_rollable(
     rule = recipe.rollout.overlong_prompt
     train_tasks = fit_prompts(spec.train_tasks(), renderer, room, rule, "training tasks")
     eval_tasks = fit_prompts(spec.eval_tasks(), renderer, room, rule, "held-out tasks")
+    for tasks, what in ((train_tasks, "training"), (eval_tasks, "held-out")):
+        if not len(tasks):
+            raise DataError(f"environment {spec.name} has no {what} task; give it at least one")
     reward = spec.reward()
     await _prepare(reward, spec)
     sampler = EmbeddedSampler(policy, max_batch=recipe.sampler.max_batch, version=policy_version)

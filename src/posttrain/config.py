@@ -6,6 +6,7 @@ One default per knob, on its field. Unknown keys are errors with the nearest mat
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,13 @@ Example = Annotated[tuple[str, str], Field(strict=False)]
 class Section(BaseModel):
     """Base of every part of a recipe: frozen, strict about names and types."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def refuse_without_effect(self, names: Sequence[str], why: str) -> None:
+        """Raise ValueError for a setting that was changed but would be ignored."""
+        for name in names:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect {why}; leave it out")
 
 
 # --- model, sampler, optimizer ------------------------------------------------------------------
@@ -51,7 +58,7 @@ class SamplingConfig(Section):
     temperature: Annotated[float, Field(ge=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
-    stop: tuple[str, ...] = Field(default=(), strict=False)
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), strict=False)
 
     @model_validator(mode="after")
     def _temperature_is_usable(self) -> SamplingConfig:
@@ -105,6 +112,12 @@ class OptimConfig(Section):
         default=3, description="Consecutive non-finite steps before the run stops with a diagnosis."
     )
 
+    @model_validator(mode="after")
+    def _decay_has_a_schedule(self) -> OptimConfig:
+        if self.schedule == "constant":
+            self.refuse_without_effect(["min_lr_frac"], 'with schedule = "constant"')
+        return self
+
 
 # --- algorithms ---------------------------------------------------------------------------------
 
@@ -151,6 +164,12 @@ class GrpoConfig(_PolicyGradient):
     type: Literal["grpo"] = "grpo"
     std: Literal["group", "batch", "none"] = "group"
     std_eps: Annotated[float, Field(gt=0)] = 1e-6
+
+    @model_validator(mode="after")
+    def _eps_has_a_std(self) -> GrpoConfig:
+        if self.std == "none":
+            self.refuse_without_effect(["std_eps"], 'with std = "none"')
+        return self
 
 
 AlgoConfig = Annotated[RlooConfig | GrpoConfig, Field(discriminator="type")]
@@ -283,9 +302,26 @@ class DatasetConfig(_EnvSection):
     eval_path: str | None = None
     eval_frac: Annotated[float, Field(gt=0, lt=1)] = 0.1
     reward_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    reward_workers: Positive = Field(default=1, description="Grader processes.")
     correct_at: float = Field(
         default=1.0, description="Reward from which a sample counts as correct."
     )
+
+    @model_validator(mode="after")
+    def _settings_have_an_effect(self) -> DatasetConfig:
+        if self.template is not None:
+            self.refuse_without_effect(["prompt"], "with template, which makes the prompt")
+        if self.eval_path is not None:
+            self.refuse_without_effect(["eval_frac"], "with eval_path")
+        if self.reward in ("math", "exact"):
+            self.refuse_without_effect(["correct_at"], f'with reward = "{self.reward}"')
+        else:
+            self.refuse_without_effect(["answer"], "with a reward function: it names columns")
+        if self.reward == "exact":
+            self.refuse_without_effect(
+                ["reward_timeout_s", "reward_workers"], "on a comparison without a process"
+            )
+        return self
 
 
 class PythonEnvConfig(_EnvSection):
@@ -298,12 +334,10 @@ class PythonEnvConfig(_EnvSection):
 
     @model_validator(mode="after")
     def _prompts_are_its_own(self) -> PythonEnvConfig:
-        for name in ("system", "examples"):
-            if getattr(self, name):
-                raise ValueError(
-                    f"{name} is set, but a python environment writes its own prompts; pass it in "
-                    f"params.{name} if {self.target} takes it"
-                )
+        self.refuse_without_effect(
+            ["system", "examples", "num_eval"],
+            "on a python environment, which makes its own tasks: pass it in params if it takes one",
+        )
         return self
 
 
@@ -328,7 +362,10 @@ class RolloutConfig(Section):
     groups_per_step: Positive = 8
     group_size: Annotated[int, Field(ge=2)] = 8
     max_turns: Positive = 1
-    episode_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    episode_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=300.0,
+        description="Seconds an episode's environment may take; the engine's time does not count.",
+    )
     max_attempts: Positive = Field(
         default=2, description="Tries for an episode whose failure may pass."
     )
@@ -388,7 +425,7 @@ class ExpectConfig(Section):
 class Recipe(Section):
     """A whole experiment."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w. -]*$", max_length=100)]
     description: str = ""
     seed: Annotated[int, Field(ge=0)] = 0
     num_steps: Positive = 100
@@ -398,7 +435,7 @@ class Recipe(Section):
         default=True,
         description="Bit-identical across runs and batch compositions on the same machine.",
     )
-    threads: Positive | None = Field(
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="CPU threads; None: the cores allowed."
     )
     model: ModelConfig = Field(default_factory=ModelConfig)

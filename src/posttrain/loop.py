@@ -49,7 +49,8 @@ class Parts:
 
 async def run(p: Parts) -> None:
     """Train until `num_steps`. With `max_policy_lag = 0` rollouts and training alternate."""
-    await evaluate_if_due(p)
+    evaluated = {e.policy_version for e in p.journal.evaluations()}
+    await evaluate_if_due(p, evaluated)
     clock = _Clock()
     while p.learner.policy_version < p.num_steps:
         groups = await p.rollouts.take(p.learner.policy_version)
@@ -67,14 +68,14 @@ async def run(p: Parts) -> None:
         p.observer.step(result.step, p.num_steps, metrics)
         refuse_sick_learner(result, p.max_skipped_steps)
         clock.lap("time/other_s")  # belongs to the next step's record: this one is written
-        await evaluate_if_due(p)
+        await evaluate_if_due(p, evaluated)
         clock.skip()
 
 
-async def evaluate_if_due(p: Parts) -> None:
-    """Evaluate the current version if the schedule asks for it and the journal lacks it."""
+async def evaluate_if_due(p: Parts, evaluated: set[int]) -> None:
+    """Evaluate the current version if the schedule asks for it and `evaluated` lacks it."""
     version = p.learner.policy_version
-    if not p.schedule.due(version, {e.policy_version for e in p.journal.evaluations()}):
+    if not p.schedule.due(version, evaluated):
         return
     report, groups = await p.evaluator.evaluate(
         version, lambda done, total: p.observer.progress("evaluation", done, total)
@@ -82,6 +83,7 @@ async def evaluate_if_due(p: Parts) -> None:
     for group in groups:
         p.journal.record_eval_group(version, group)
     p.journal.record_evaluation(version, report)
+    evaluated.add(version)
     p.sampler.stats()  # evaluation is not part of the next step's throughput
     p.observer.evaluation(version, report)
 

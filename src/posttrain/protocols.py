@@ -1,14 +1,14 @@
-"""The protocols between the parts. Small, and each with a contract test suite.
+"""The protocols between the parts that can be exchanged, each with a contract test suite.
 
-The loop (`posttrain.loop`) is written against these alone; `posttrain.build` puts real parts
-behind them.
+`posttrain.build` puts real parts behind them; `posttrain.loop` joins those with the journal, the
+producer of rollouts and the checkpoints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from posttrain.types import (
     Completion,
@@ -65,7 +65,7 @@ class Learner(Protocol):
         ...
 
     def weights_hash(self) -> str:
-        """SHA-256 of the trainable parameters, names and dtypes included."""
+        """SHA-256 of the trainable parameters in fp32, names and shapes included."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -135,17 +135,11 @@ class Curriculum(Protocol):
     def observe(self, group: Group) -> None: ...
 
 
-class RunJournal(Protocol):
-    """What the loop needs of the journal. `posttrain.journal` is the real one."""
+class DrawJournal(Protocol):
+    """What rollouts need of the journal. `posttrain.journal` is the real one."""
 
     def record_draw(self, draw: Draw) -> None: ...
 
     def record_group(self, group: Group) -> None: ...
 
     def drop_draw(self, draw_id: int, reason: str) -> None: ...
-
-    def begin_step(self, batch: TrainBatch, fingerprint: str) -> None: ...
-
-    def finish_step(self, result: StepResult) -> None: ...
-
-    def record_evaluation(self, policy_version: int, report: Mapping[str, Any]) -> None: ...

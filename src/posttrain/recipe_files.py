@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 import types
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from posttrain.config import DatasetConfig, PythonEnvConfig, Recipe
 from posttrain.errors import ConfigError
+from posttrain.names import did_you_mean, nearest
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -72,6 +72,10 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") ->
 
 def _with_absolute_paths(recipe: Recipe, folder: Path) -> Recipe:
     """Files of a recipe lie beside it or in the working directory; a run records where."""
+    given = recipe.model.path  # a bare word may be a known model's name
+    if given.startswith(("~", ".", "/")) or ("/" in given and Path(given).is_dir()):
+        model = recipe.model.model_copy(update={"path": _absolute(recipe.model.path, Path.cwd())})
+        recipe = recipe.model_copy(update={"model": model})
     env = recipe.env
     if isinstance(env, PythonEnvConfig):
         return recipe.model_copy(
@@ -107,9 +111,8 @@ def _find(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.is_file():
         return path
-    near = difflib.get_close_matches(name_or_path, shipped, 1)
-    hint = f"did you mean {near[0]}?" if near else f"shipped recipes: {', '.join(shipped)}"
-    raise ConfigError(f"recipe {name_or_path}: neither a shipped name nor a file; {hint}")
+    hint = did_you_mean(name_or_path, shipped) or f"; shipped recipes: {', '.join(shipped)}"
+    raise ConfigError(f"recipe {name_or_path}: neither a shipped name nor a file{hint}")
 
 
 def _apply(values: dict[str, Any], override: str, source: str) -> None:
@@ -164,9 +167,9 @@ def _explain(error: Any, source: str) -> str:
     kind, given = error["type"], error.get("input")
     if kind == "extra_forbidden":
         names = list(model.model_fields) if model else []
-        near = difflib.get_close_matches(keys[-1], names, 1)
-        parent = ".".join([*keys[:-1], near[0]]) if near else ""
-        hint = f"did you mean {parent}?" if near else f"known keys: {', '.join(names)}"
+        near = nearest(keys[-1], names)  # of the last part: what is before it was right
+        meant = ".".join([*keys[:-1], near]) if near else ""
+        hint = f"did you mean {meant}?" if near else f"known keys: {', '.join(names)}"
         return f"recipe {source}: {key} is unknown; {hint}"
     if kind == "missing":
         return f"recipe {source}: {key} is missing; add it"

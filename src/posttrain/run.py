@@ -29,7 +29,7 @@ from posttrain.build import (
 )
 from posttrain.config import Recipe
 from posttrain.data.curriculum import UniformCurriculum
-from posttrain.errors import ModelError, RunDirectoryError, StorageError
+from posttrain.errors import JournalError, ModelError, RunDirectoryError, StorageError
 from posttrain.evaluation.evaluator import compare_reports
 from posttrain.evaluation.schedule import EvaluationSchedule
 from posttrain.journal import Journal, RunHeader, StepRecord
@@ -41,7 +41,9 @@ from posttrain.training.checkpoints import CheckpointStore
 
 logger = logging.getLogger("posttrain")
 
-CHANGEABLE_ON_RESUME = frozenset({"description", "expect", "checkpoint.every", "checkpoint.keep"})
+CHANGEABLE_ON_RESUME = frozenset(
+    {"threads", "description", "expect", "checkpoint.every", "checkpoint.keep"}
+)
 _PACKAGES = ("torch", "transformers", "safetensors", "numpy", "pydantic", "math-verify")
 
 
@@ -114,8 +116,7 @@ class _Session:
             reason = "interrupted"
             raise
         finally:
-            summary = self._summary(reason, time.monotonic() - started)
-            self._write_summary(summary)
+            summary = self._write_summary(reason, time.monotonic() - started)
         return summary
 
     async def _train(self) -> None:
@@ -129,13 +130,16 @@ class _Session:
         finally:
             await parts.rollouts.close()
 
-    def _write_summary(self, summary: dict[str, Any]) -> None:
+    def _write_summary(self, reason: str, wall_s: float) -> dict[str, Any]:
         try:
+            summary = self._summary(reason, wall_s)
             write_json(self._run_dir / "summary.json", summary)
-        except StorageError as error:
-            if summary["exit_reason"] == "finished":
+        except (StorageError, JournalError) as error:
+            if reason == "finished":
                 raise
             logger.warning("%s", error)  # what ended the run is the error to show
+            return {}
+        return summary
 
     async def _restore(self) -> None:
         """Newest checkpoint, then the journalled steps after it."""
@@ -176,6 +180,7 @@ class _Session:
             (draw, journal.group(draw.draw_id) if has_group else None)
             for draw, has_group in journal.open_draws()
         ]
+        consumed = len(journal.steps()) * recipe.rollout.groups_per_step
         rollouts = RolloutProducer(
             self._rollable.runner,
             curriculum,
@@ -186,6 +191,7 @@ class _Session:
             max_policy_lag=recipe.max_policy_lag,
             num_steps=recipe.num_steps,
             next_draw_id=journal.next_draw_id(),
+            num_lost=journal.next_draw_id() - len(open_draws) - consumed,
             open_draws=open_draws,
         )
         return loop.Parts(
@@ -303,7 +309,8 @@ def _open_journal(run_dir: Path, recipe: Recipe, threads: int, fresh: bool) -> J
 
 
 def _packages() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _PACKAGES}
+    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {"posttrain": posttrain.__version__, **versions}
 
 
 def _reopen(run_dir: Path, threads: int) -> Journal:

@@ -11,12 +11,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 SCHEMA_VERSION = 1
+MAX_REWARD = 1e30
+"""Larger rewards would overflow float32 sums."""
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -287,6 +289,12 @@ class Scored:
     def __post_init__(self) -> None:
         if not isinstance(self.value, float) or not math.isfinite(self.value):
             raise ValueError(f"Scored.value is {self.value!r}; a reward must be a finite float")
+        if abs(self.value) > MAX_REWARD:
+            raise ValueError(f"Scored.value is {self.value:g}; rewards go up to {MAX_REWARD:g}")
+        if not all(isinstance(term, RewardTerm) for term in self.terms):
+            raise ValueError(f"Scored.terms is {self.terms!r}; give a tuple of RewardTerm")
+        if self.correct not in (None, True, False):
+            raise ValueError(f"Scored.correct is {self.correct!r}; give True or False")
         if self.correct is None:
             object.__setattr__(self, "correct", self.value >= 1.0)
 
@@ -303,6 +311,10 @@ class Invalid:
     kind: InvalidKind
     reason: str
     retryable: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, InvalidKind):
+            raise ValueError(f"Invalid.kind is {self.kind!r}; use a member of InvalidKind")
 
 
 Verdict = Scored | Invalid
@@ -731,11 +743,13 @@ class StepOutcome:
     truncated: bool = False
     verdict: Verdict | None = None
 
-    ROLES: ClassVar[tuple[str, ...]] = ("user", "tool", "system")
-
     def __post_init__(self) -> None:
         if not (self.terminated or self.truncated) and self.observation is None:
             raise ValueError("StepOutcome of a going episode needs an observation")
+        if self.verdict is not None and not isinstance(self.verdict, Scored | Invalid):
+            raise ValueError(
+                f"StepOutcome.verdict is {self.verdict!r}; give Scored(value) or Invalid(...)"
+            )
 
 
 def _check_vector(name: str, array: Any, dtype: Any, length: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from posttrain.protocols import Reward
-from posttrain.rewards import ExactReward, build_reward
+from posttrain.rewards import build_reward
 from posttrain.types import (
     Completion,
     FinishReason,
@@ -39,8 +39,6 @@ NASTY = [
 
 
 def _make(name: str, folder: Path) -> Reward:
-    if name == "integer":
-        return ExactReward(integer=True)
     (folder / "user.py").write_text(FUNCTION)
     kind = "user.py:grade" if name == "function" else name
     return build_reward(
@@ -48,7 +46,7 @@ def _make(name: str, folder: Path) -> Reward:
     )
 
 
-@pytest.fixture(scope="module", params=["math", "exact", "integer", "function"])
+@pytest.fixture(scope="module", params=["math", "exact", "function"])
 def reward(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Reward]:

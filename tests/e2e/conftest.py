@@ -27,6 +27,8 @@ SMALL = (
     "eval.every=4",
     "checkpoint.every=3",
 )
+
+RECIPE = str(Path(__file__).parents[1] / "recipes/reverse.toml")
 """The recipe `reverse` in less than a second: evaluations at 0, 4, 8, checkpoints at 3, 6, 8."""
 
 
@@ -191,7 +193,7 @@ def zygote(model_cache: Path) -> Iterator[Zygote]:
 
 def train_argv(run_dir: Path, *more: str) -> list[str]:
     """The same command starts and resumes."""
-    return ["train", "reverse", *SMALL, *more, "--run-dir", str(run_dir), "--resume", "--json"]
+    return ["train", RECIPE, *SMALL, *more, "--run-dir", str(run_dir), "--resume", "--json"]
 
 
 @pytest.fixture(scope="session")

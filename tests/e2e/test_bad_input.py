@@ -14,6 +14,8 @@ import pytest
 
 from posttrain.training.models import write_tiny_char
 
+RECIPE = str(Path(__file__).parents[1] / "recipes/reverse.toml")
+
 ROWS = [{"id": f"r{i}", "prompt": f"say {i}", "answer": str(i)} for i in range(12)]
 REWARD = "def reward(completion, answer):\n    return float(completion.strip() == answer)\n"
 
@@ -120,7 +122,7 @@ SETTINGS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "a model folder that is not there": (
         ["model.path=./models/none"],
-        ["model './models/none'", "nor an existing folder", "check the path"],
+        ["models/none' is neither", "nor an existing folder", "check the path"],
     ),
 }
 
@@ -128,7 +130,7 @@ SETTINGS: dict[str, tuple[list[str], list[str]]] = {
 @pytest.mark.parametrize("case", SETTINGS)
 def test_a_bad_setting_is_refused(case: str, cli: Any, tmp_path: Path) -> None:
     overrides, parts = SETTINGS[case]
-    done = cli("train", "reverse", *overrides, "--run-dir", tmp_path / "run")
+    done = cli("train", RECIPE, *overrides, "--run-dir", tmp_path / "run")
     check(done, tmp_path / "run", *parts)
 
 
@@ -165,7 +167,7 @@ def test_a_malformed_recipe_is_refused(
 
 
 def test_every_wrong_key_is_told_at_once(cli: Any, tmp_path: Path) -> None:
-    done = cli("train", "reverse", "a=1", "optim.lr=-1", "--run-dir", tmp_path / "run")
+    done = cli("train", RECIPE, "a=1", "optim.lr=-1", "--run-dir", tmp_path / "run")
     check(done, tmp_path / "run", "a is unknown", "optim.lr is -1")
 
 
@@ -200,7 +202,7 @@ def test_an_incomplete_model_folder_is_refused(
     folder.mkdir()
     write_tiny_char(folder)
     spoil(folder)
-    done = cli("train", "reverse", f"model.path={folder}", "--run-dir", tmp_path / "run")
+    done = cli("train", RECIPE, f"model.path={folder}", "--run-dir", tmp_path / "run")
     check(done, tmp_path / "run", f"model folder {folder}", *parts)
 
 
@@ -223,7 +225,7 @@ DATA: dict[str, tuple[list[dict[str, Any]], dict[str, Any], list[str]]] = {
     "a column the built-in reward needs (l07)": (
         [{"prompt": f"{i}", "Answer": "1"} for i in range(12)],
         {"reward": "exact"},
-        ["no column 'answer'", "did you mean 'Answer'?"],
+        ["no column 'answer'", "did you mean Answer?"],
     ),
     "ids that repeat": (
         [{**row, "id": "same"} for row in ROWS],
@@ -260,7 +262,7 @@ DATA: dict[str, tuple[list[dict[str, Any]], dict[str, Any], list[str]]] = {
     "a template with an unknown column": (
         ROWS,
         {"template": "{promt}"},
-        ["no column 'promt'", "did you mean 'prompt'?"],
+        ["no column 'promt'", "did you mean prompt?"],
     ),
 }
 
@@ -310,7 +312,7 @@ def test_an_overlong_prompt_can_be_dropped_or_cut(cli: Any, place: Place, tmp_pa
 
 
 def test_a_run_directory_in_use_is_refused(cli: Any, reference: Path, small: Any) -> None:
-    done = cli("train", "reverse", *small, "--run-dir", reference)
+    done = cli("train", RECIPE, *small, "--run-dir", reference)
     assert done.status == 2
     for part in (
         f"run directory {reference}",
@@ -324,7 +326,7 @@ def test_a_run_directory_in_use_is_refused(cli: Any, reference: Path, small: Any
 def test_a_resume_with_another_recipe_names_the_key_and_both_values(
     cli: Any, reference: Path, small: Any
 ) -> None:
-    done = cli("train", "reverse", *small, "optim.lr=0.5", "--run-dir", reference, "--resume")
+    done = cli("train", RECIPE, *small, "optim.lr=0.5", "--run-dir", reference, "--resume")
     assert done.status == 2
     for part in ("another recipe", "optim.lr was 0.003, now 0.5", "same settings"):
         assert part in done.err
@@ -349,7 +351,7 @@ def test_a_run_directory_that_cannot_be_made_is_refused(
 ) -> None:
     (tmp_path / "file").write_text("mine")
     for run_dir in (tmp_path / "file", tmp_path / "file" / "run"):
-        done = cli("train", "reverse", *small, "--run-dir", run_dir)
+        done = cli("train", RECIPE, *small, "--run-dir", run_dir)
         assert done.status == 2, done.err
         assert str(run_dir) in done.err and "Traceback" not in done.err
         assert "run directory" in done.err
@@ -361,7 +363,7 @@ def test_a_folder_with_other_files_can_become_a_run_directory(
 ) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    done = cli("train", "reverse", *small, "num_steps=1", "--run-dir", tmp_path / "run")
+    done = cli("train", RECIPE, *small, "num_steps=1", "--run-dir", tmp_path / "run")
     assert done.status == 0, done.err
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 

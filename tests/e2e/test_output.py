@@ -14,6 +14,8 @@ import pytest
 from posttrain.journal import Journal
 from posttrain.recipe_files import load_recipe, resolve
 
+RECIPE = str(Path(__file__).parents[1] / "recipes/reverse.toml")
+
 QUICK = ("num_steps=2", "rollout.groups_per_step=2", "eval.num_tasks=2")
 
 
@@ -33,7 +35,7 @@ def test_help_loads_nothing_heavy() -> None:
 def test_json_output_is_one_object_a_line_and_tells_the_whole_run(
     cli: Any, tmp_path: Path, read_json: Any
 ) -> None:
-    done = cli("train", "reverse", *QUICK, "--run-dir", tmp_path / "run", "--json")
+    done = cli("train", RECIPE, *QUICK, "--run-dir", tmp_path / "run", "--json")
     assert done.status == 0 and done.err == ""
     kinds = [event["event"] for event in done.events]
     evaluation = ["progress", "evaluation"]
@@ -43,14 +45,14 @@ def test_json_output_is_one_object_a_line_and_tells_the_whole_run(
     assert summary == read_json(tmp_path / "run" / "summary.json")
     assert summary["wall_s"] > 0 and summary["exit_reason"] == "finished"
     recipe = tomllib.loads((tmp_path / "run" / "recipe.resolved.toml").read_text())
-    assert resolve(recipe, [], "of the run") == load_recipe("reverse", QUICK)[0]
+    assert resolve(recipe, [], "of the run") == load_recipe(RECIPE, QUICK)[0]
 
 
 def test_a_run_that_explodes_stops_with_the_reason_and_every_line_is_json(
     zygote: Any, tmp_path: Path, read_json: Any
 ) -> None:
     done = zygote.run(
-        *("train", "reverse", "num_steps=12", "optim.lr=1e30", "optim.warmup_steps=0"),
+        *("train", RECIPE, "num_steps=12", "optim.lr=1e30", "optim.warmup_steps=0"),
         *("--run-dir", tmp_path / "run", "--json"),
         cwd=tmp_path,
     )
@@ -65,7 +67,7 @@ def test_without_a_terminal_a_run_is_plain_lines_with_the_time_left(
 ) -> None:
     """i02: the sampling that evaluation used is there to read."""
     run_dir = tmp_path / "[bold]run[/x]"
-    done = cli("train", "reverse", *QUICK, "--run-dir", run_dir)
+    done = cli("train", RECIPE, *QUICK, "--run-dir", run_dir)
     assert done.status == 0, done.err
     assert "\x1b" not in done.out
     assert re.search(r"^step 1/2  \d+ s left  reward ", done.out, re.MULTILINE)
@@ -80,7 +82,7 @@ def test_the_default_run_directory_is_named_in_full_and_lies_where_the_user_is(
     cli: Any, tmp_path: Path
 ) -> None:
     """i10: results are kept in the working directory, never in a system folder for temporaries."""
-    done = cli("train", "reverse", *QUICK)
+    done = cli("train", RECIPE, *QUICK)
     assert done.status == 0, done.err
     (run_dir,) = (tmp_path / "runs").iterdir()
     assert run_dir.name.startswith("reverse-")
@@ -102,7 +104,7 @@ def test_the_model_cache_is_where_the_user_wants_it(
 def test_sampling_settings_reach_the_sampler(cli: Any, tmp_path: Path) -> None:
     """i02, i03, k09: each block has its own; what is set is what sampled."""
     done = cli(
-        *("train", "reverse", *QUICK, "num_steps=1", "rollout.group_size=6"),
+        *("train", RECIPE, *QUICK, "num_steps=1", "rollout.group_size=6"),
         *('sampler.stop=["a", "b", "c", "d", "e"]', "sampler.max_tokens=40"),
         *("eval.temperature=0.8", "eval.samples_per_task=3", 'eval.stop=["Z", "z"]'),
         *("eval.max_tokens=12", "eval.top_k=20", "--run-dir", tmp_path / "run", "--json"),
@@ -133,7 +135,7 @@ def test_sampling_settings_reach_the_sampler(cli: Any, tmp_path: Path) -> None:
 
 def test_greedy_evaluation_is_the_same_each_time(cli: Any, tmp_path: Path) -> None:
     """k12, without a run: a recipe's base model."""
-    reports = [cli("eval", "reverse", "eval.num_tasks=4", "--json").events[-1] for _ in range(2)]
+    reports = [cli("eval", RECIPE, "eval.num_tasks=4", "--json").events[-1] for _ in range(2)]
     assert reports[0] == reports[1]
     assert reports[0]["policy_version"] == 0 and reports[0]["num_tasks"] == 4
     assert list(tmp_path.iterdir()) == []

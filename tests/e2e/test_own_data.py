@@ -158,7 +158,7 @@ def test_an_overlap_of_training_and_evaluation_is_said(cli: Any, folder: Path) -
     (folder / "reward.py").write_text(GOOD)
     lines = (folder / "data.jsonl").read_text().splitlines(keepends=True)
     (folder / "held_out.jsonl").write_text("".join(lines[:3]))
-    done = cli(*command(folder, "env.eval_path=held_out.jsonl", "num_steps=1"))
+    done = cli(*command(folder, "env.eval_path=held_out.jsonl", "env.eval_frac=0.1", "num_steps=1"))
     assert done.status == 0, done.err
     messages = [e["text"] for e in done.events if e["event"] == "message"]
     assert any("3 identical prompts are in both" in text for text in messages)

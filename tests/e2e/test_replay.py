@@ -20,6 +20,8 @@ from posttrain.sampling.embedded import EmbeddedSampler
 from posttrain.training.policy import load_policy
 from posttrain.types import SamplingParams
 
+RECIPE = str(Path(__file__).parents[1] / "recipes/reverse.toml")
+
 
 def fingerprints(folder: Path) -> dict[str, str]:
     """Every file of a folder and the hash of its bytes."""
@@ -54,7 +56,7 @@ def test_verify_retrains_every_step_to_the_recorded_weights(
 def test_verify_names_file_and_byte_of_one_flipped_bit(cli: Any, copy: Path) -> None:
     (segment,) = sorted((copy / "segments").iterdir())
     content = bytearray(segment.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[len(content) * 2 // 3] ^= 1
     segment.write_bytes(content)
     done = cli("replay", copy, "--verify")
     assert done.status == 1
@@ -177,9 +179,7 @@ def test_an_exported_folder_is_the_policy_for_plain_transformers(
     for prompt in PROMPTS:
         ours = greedy_by_posttrain(tmp_path / "model", prompt)
         assert greedy_by_transformers(tmp_path / "model", prompt) == ours
-    report = cli(
-        "eval", "reverse", f"model.path={tmp_path / 'model'}", "eval.num_tasks=4", "--json"
-    )
+    report = cli("eval", RECIPE, f"model.path={tmp_path / 'model'}", "eval.num_tasks=4", "--json")
     assert report.events[-1]["correct"] == outcome(reference).evaluations[8]["correct"]
     assert report.events[-1]["reward"] == outcome(reference).evaluations[8]["reward"]
 
@@ -262,7 +262,7 @@ def test_a_killed_export_is_whole_or_absent_and_can_be_repeated(
         (("export", "nowhere", "--to", "m"), "holds no journal"),
         (("export", "REFERENCE", "--to", "m", "--dtype", "int8"), "use bfloat16 or float32"),
         (("eval", "nowhere"), "neither a shipped name nor a file"),
-        (("eval", "reverse", "--step", "3"), "--step goes with a run directory"),
+        (("eval", RECIPE, "--step", "3"), "--step goes with a run directory"),
     ],
 )
 def test_a_wrong_target_is_status_2(

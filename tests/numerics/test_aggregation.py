@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.algo.aggregation import aggregate
+from posttrain.algo.aggregation import Denominators, aggregate
 
 MODES = ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "fixed_length"]
 Rows = Sequence[torch.Tensor]  # losses per token of each sequence
@@ -29,10 +29,8 @@ def share(implementation: Callable, rows: Rows, step: Rows, mode: str) -> torch.
         per_token,
         torch.arange(len(rows)).repeat_interleave(lengths),
         mode,
-        num_loss_tokens=sum(len(row) for row in step),
-        num_sequences=sum(len(row) > 0 for row in step),
-        sequence_lengths_S=lengths,
-        fixed_length=fixed(mode),
+        Denominators(sum(len(row) for row in step), sum(len(row) > 0 for row in step), lengths),
+        fixed(mode),
     )
 
 
@@ -115,16 +113,10 @@ def test_the_split_and_the_order_change_neither_value_nor_gradient(mode):
     check_splits(aggregate, mode)
 
 
-def local_denominators(per_token, index, mode, *, sequence_lengths_S, fixed_length, **_):
-    return aggregate(
-        per_token,
-        index,
-        mode,
-        num_loss_tokens=len(per_token),
-        num_sequences=len(sequence_lengths_S),
-        sequence_lengths_S=sequence_lengths_S,
-        fixed_length=fixed_length,
-    )
+def local_denominators(per_token, index, mode, denominators, fixed_length):
+    lengths = denominators.sequence_lengths_S
+    local = Denominators(len(per_token), len(lengths), lengths)
+    return aggregate(per_token, index, mode, local, fixed_length)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -185,10 +177,8 @@ def test_a_step_without_tokens_gives_zero_loss_and_zero_gradients(mode):
         per_token[torch.zeros(4, dtype=torch.bool)],
         torch.zeros(0, dtype=torch.int64),
         mode,
-        num_loss_tokens=0,
-        num_sequences=0,
-        sequence_lengths_S=torch.zeros(2, dtype=torch.int64),
-        fixed_length=fixed(mode),
+        Denominators(0, 0, torch.zeros(2, dtype=torch.int64)),
+        fixed(mode),
     )
     loss.backward()
     assert loss.item() == 0.0
@@ -207,10 +197,8 @@ def test_what_masked_positions_hold_never_reaches_loss_or_gradient(mode, garbage
             (logprobs[mask]) ** 2,
             index[mask],
             mode,
-            num_loss_tokens=3,
-            num_sequences=2,
-            sequence_lengths_S=torch.tensor([2, 1]),
-            fixed_length=fixed(mode),
+            Denominators(3, 2, torch.tensor([2, 1])),
+            fixed(mode),
         )
         loss.backward()
         return loss.detach(), logprobs.grad
@@ -239,9 +227,7 @@ def test_denominators_smaller_than_the_micro_batch_are_refused():
             torch.ones(3),
             torch.zeros(3, dtype=torch.int64),
             "token_mean",
-            num_loss_tokens=2,
-            num_sequences=1,
-            sequence_lengths_S=torch.tensor([3]),
+            Denominators(2, 1, torch.tensor([3])),
         )
 
 
@@ -252,8 +238,6 @@ def test_a_fixed_length_goes_with_its_mode_only():
                 torch.ones(1),
                 torch.zeros(1, dtype=torch.int64),
                 mode,
-                num_loss_tokens=1,
-                num_sequences=1,
-                sequence_lengths_S=torch.tensor([1]),
-                fixed_length=length,
+                Denominators(1, 1, torch.tensor([1])),
+                length,
             )

@@ -181,18 +181,24 @@ def test_gradients_do_not_depend_on_what_is_packed_together(
     assert float((whole - alone).norm() / alone.norm()) < 1e-5
 
 
-def test_gradient_checkpointing_changes_nothing(
+def test_gradient_checkpointing_runs_each_layer_twice_and_changes_nothing(
     sharp_folder: Any, read_policy: Callable[..., Any], samples_of: Callable[..., Any]
 ) -> None:
     samples = samples_of(read_policy("sharp"))
+    runs: dict[bool, int] = {True: 0, False: 0}
 
     def gradient(checkpointing: bool) -> torch.Tensor:
         policy = load_policy(sharp_folder, dtype="float32", gradient_checkpointing=checkpointing)
+        first = policy.model.base_model.layers[0].mlp
+        first.register_forward_pre_hook(
+            lambda *_: runs.update({checkpointing: runs[checkpointing] + 1})
+        )
         (micro,) = pack(samples, 10_000)
         score_tokens(policy, micro, TEMPERATURE).policy_logprobs_N.sum().backward()
         return torch.cat([p.grad.flatten() for p in policy.model.parameters()])
 
     torch.testing.assert_close(gradient(True), gradient(False), rtol=0, atol=0)
+    assert runs == {True: 2, False: 1}
 
 
 def test_the_entropy_is_that_of_the_sampled_distribution_and_carries_no_gradient(

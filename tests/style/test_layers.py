@@ -6,8 +6,8 @@ from typing import Any
 
 # A part imports itself and the layers above it in this list.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("types", "errors", "randomness"),
-    ("protocols",),
+    ("types", "errors", "randomness", "names"),
+    ("protocols", "targets"),
     ("config",),
     ("algo", "journal", "telemetry", "recipe_files"),
     ("data", "sandbox"),

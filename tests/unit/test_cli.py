@@ -19,6 +19,8 @@ from posttrain.cli import main
 from posttrain.commands.display import Terminal, duration
 from posttrain.commands.report import print_report
 
+RECIPE = str(Path(__file__).parents[1] / "recipes/reverse.toml")
+
 Outcome = tuple[int, str, str]
 
 
@@ -74,7 +76,7 @@ def test_an_error_is_its_status_and_one_line_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("posttrain.run.train", raising(kind("object: fact; remedy")))
-    got, _, err = cli("train", "reverse")
+    got, _, err = cli("train", RECIPE)
     assert (got, err) == (status, "error: object: fact; remedy\n")
 
 
@@ -88,18 +90,18 @@ def test_an_interrupt_is_130_and_says_how_to_go_on(
     """The default run directory has the time in its name: the command alone would start anew."""
     monkeypatch.setattr("posttrain.run.train", raising(error))
     run_dir = tmp_path / "my run"
-    status, _, err = cli("train", "reverse", "--run-dir", str(run_dir))
+    status, _, err = cli("train", RECIPE, "--run-dir", str(run_dir))
     assert status == 130
     assert err == "interrupted: the run had not begun, nothing was written\n"
     run_dir.mkdir()
     (run_dir / "journal.sqlite").write_text("")
-    status, _, err = cli("train", "reverse", "--run-dir", str(run_dir), "--resume")
+    status, _, err = cli("train", RECIPE, "--run-dir", str(run_dir), "--resume")
     assert status == 130
     assert f"--run-dir '{run_dir}' --resume goes on" in err
 
 
 @pytest.mark.parametrize(
-    "argv", [("tran",), ("train",), ("train", "reverse", "--resum"), ("export", "run")]
+    "argv", [("tran",), ("train",), ("train", RECIPE, "--resum"), ("export", "run")]
 )
 def test_a_wrong_command_line_is_2(argv: tuple[str, ...], cli: Callable[..., Outcome]) -> None:
     status, _, err = cli(*argv)
@@ -118,7 +120,7 @@ def test_a_command_leaves_logging_as_it_was(
     logger = logging.getLogger("posttrain")
     before = (logger.level, logger.handlers, logger.propagate)
     monkeypatch.setattr("posttrain.run.train", raising(errors.DataError("d")))
-    cli("train", "reverse")
+    cli("train", RECIPE)
     assert (logger.level, logger.handlers, logger.propagate) == before
 
 
@@ -131,7 +133,7 @@ def test_a_warning_before_the_run_directory_exists_is_in_its_log_once_it_does(
         raise errors.RolloutError("stopped")
 
     monkeypatch.setattr("posttrain.run.train", train)
-    status, out, _ = cli("train", "reverse", "--run-dir", "run", "--json")
+    status, out, _ = cli("train", RECIPE, "--run-dir", "run", "--json")
     assert status == 1 and "3 prompts were dropped" in out
     log = (tmp_path / "run" / "log.txt").read_text()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d warning: 3 prompts were dropped\n", log)
@@ -179,7 +181,7 @@ def test_a_report_without_evaluations_is_short(capsys: pytest.CaptureFixture[str
         "draws": {"drawn": 6, "trained": 5, "dropped": {"stale": 1}, "open": 0},
         "evaluation": None,
     }
-    print_report(Path("/runs/[a]"), summary, 0)
+    print_report(Path("/runs/[a]"), summary)
     out = capsys.readouterr().out
     assert "6 drawn = 5 trained + 1 dropped (1 stale) + 0 open" in out
     assert "run directory: /runs/[a]" in out

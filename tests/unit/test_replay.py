@@ -13,10 +13,12 @@ from posttrain.journal import Journal, RunHeader
 from posttrain.recipe_files import load_recipe
 from posttrain.replay import recorded_recipe
 
+RECIPE = str(Path(__file__).parents[1] / "recipes/reverse.toml")
+
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    recipe, _ = load_recipe("reverse", ["algo.type=grpo", "algo.std=none", "threads=none"])
+    recipe, _ = load_recipe(RECIPE, ["algo.type=grpo", "algo.std=none", "threads=none"])
     header = RunHeader(
         recipe.model_dump(mode="json"), "0.1.0", {}, seed=0, threads=3, created_at="2026-01-01"
     )
@@ -30,7 +32,7 @@ def test_the_recorded_recipe_has_the_threads_that_the_run_had(journal: Journal) 
     assert recipe.algo == GrpoConfig(std="none")
     assert (
         recipe.model_copy(update={"threads": None})
-        == load_recipe("reverse", ["algo.type=grpo", "algo.std=none", "threads=none"])[0]
+        == load_recipe(RECIPE, ["algo.type=grpo", "algo.std=none", "threads=none"])[0]
     )
 
 

@@ -37,10 +37,7 @@ def aggregate(
     per_token_N: Tensor,
     sequence_index_N: Tensor,
     mode: AggregationMode,
-    *,
-    num_loss_tokens: int,
-    num_sequences: int,
-    sequence_lengths_S: Tensor,
+    denominators: Denominators,
     fixed_length: int | None = None,
 ) -> Tensor:
     """This micro-batch's share of the loss, a scalar. Shares add up to the loss of the step.
@@ -62,6 +59,7 @@ def aggregate(
     count = len(per_token_N)
     if count == 0:
         return per_token_N.sum()
+    num_loss_tokens, num_sequences = denominators.num_loss_tokens, denominators.num_sequences
     if num_loss_tokens < count or num_sequences < 1:
         raise ValueError(
             f"micro-batch holds {count} loss tokens but the step's denominators are "
@@ -75,5 +73,5 @@ def aggregate(
     if mode == "fixed_length":
         assert fixed_length is not None
         return per_token_N.sum() / (num_sequences * fixed_length)
-    lengths_N = sequence_lengths_S.to(per_token_N.dtype)[sequence_index_N.long()]
+    lengths_N = denominators.sequence_lengths_S.to(per_token_N.dtype)[sequence_index_N.long()]
     return (per_token_N / lengths_N).sum() / num_sequences

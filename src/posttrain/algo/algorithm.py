@@ -86,10 +86,8 @@ class Algorithm:
             terms.per_token_N,
             sequence_index_N,
             self.aggregation,
-            num_loss_tokens=denominators.num_loss_tokens,
-            num_sequences=denominators.num_sequences,
-            sequence_lengths_S=denominators.sequence_lengths_S,
-            fixed_length=self.fixed_length,
+            denominators,
+            self.fixed_length,
         )
         stats = token_stats(
             policy_logprobs_N, prox_logprobs_N, sampler_logprobs_N, advantages_N, terms

@@ -30,15 +30,11 @@ def mismatch_k3(log_mismatch_N: Tensor) -> Tensor:
     return kl.k3(-log_mismatch_N)
 
 
-def ess_frac(weights_N: Tensor) -> Tensor:
-    """Kish's effective sample size over the count: (sum w)^2 / (N sum w^2); 1 for no tokens."""
-    if len(weights_N) == 0:
-        return weights_N.new_ones(())
-    return ess_frac_from_sums(weights_N.sum(), weights_N.square().sum(), len(weights_N))
+def ess_frac(weight_sum: Tensor, weight_square_sum: Tensor, count: int) -> Tensor:
+    """Kish's effective sample size over the count (>= 1): (sum w)^2 / (count * sum w^2).
 
-
-def ess_frac_from_sums(weight_sum: Tensor, weight_square_sum: Tensor, count: int) -> Tensor:
-    """`ess_frac` from sums that were added up over micro-batches or ranks. `count` >= 1."""
+    Takes sums, because they add up over micro-batches and ranks.
+    """
     # All weights can be 0 (every ratio underflowed): then no sample is effective.
     smallest = torch.finfo(weight_square_sum.dtype).tiny
     return weight_sum.square() / (count * weight_square_sum).clamp_min(smallest)

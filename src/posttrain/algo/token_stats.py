@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posttrain.algo import kl
 from posttrain.algo.losses import LossTerms
-from posttrain.algo.ratios import ess_frac_from_sums, log_mismatch, log_ratio, mismatch_k3
+from posttrain.algo.ratios import ess_frac, log_mismatch, log_ratio, mismatch_k3
 
 # Metric -> key of the sum whose mean per token it is.
 _MEANS = {
@@ -72,7 +72,7 @@ class TokenStats:
             return {}
         values = {name: float(self.sums[key]) / self.num_tokens for name, key in _MEANS.items()}
         values |= {name: float(self.maxima[key]) for name, key in _MAXIMA.items()}
-        ess = ess_frac_from_sums(self.sums["weight"], self.sums["weight_square"], self.num_tokens)
+        ess = ess_frac(self.sums["weight"], self.sums["weight_square"], self.num_tokens)
         values["mismatch/ess_frac"] = float(ess)
         return values
 

@@ -74,7 +74,8 @@ async def _facts(
         }
         if measure:
             observer.message("timing one whole step in memory; --no-measure leaves it out")
-            facts |= _estimates(recipe, await _dry_step(recipe, trainable, rollable))
+            step = await _dry_step(recipe, trainable, rollable)
+            facts |= _estimates(recipe, step, len(rollable.eval_tasks))
         return facts
     finally:
         await rollable.close()
@@ -107,11 +108,11 @@ async def _dry_step(recipe: Recipe, trainable: Any, rollable: Any) -> DryStep:
     )
 
 
-def _estimates(recipe: Recipe, step: DryStep) -> dict[str, Any]:
+def _estimates(recipe: Recipe, step: DryStep, num_held_out: int) -> dict[str, Any]:
     evaluations = int(recipe.eval.before) + int(recipe.eval.after)
     if recipe.eval.every:
         evaluations += (recipe.num_steps - 1) // recipe.eval.every
-    samples = min(recipe.eval.num_tasks, recipe.env.num_eval) * recipe.eval.samples_per_task
+    samples = min(recipe.eval.num_tasks, num_held_out) * recipe.eval.samples_per_task
     eval_s = evaluations * samples * step.rollout_s / step.num_samples
     total_s = recipe.num_steps * (step.rollout_s + step.learner_s) + eval_s
     return {

@@ -17,15 +17,15 @@ from posttrain.types import Group
 SHOWN = 6
 
 
-def print_report(run_dir: Path, summary: Mapping[str, Any], seed: int) -> None:
+def print_report(run_dir: Path, summary: Mapping[str, Any]) -> None:
     """Print it to standard output."""
     console = Console(markup=False)  # a path or a task may hold [brackets]
     draws = summary["draws"]
     dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(draws["dropped"].items()))
     console.print()
     console.print(
-        f"finished: {summary['steps']} steps in {duration(summary['wall_s'])} "
-        f"({duration(summary['training_s'])} of it training)"
+        f"finished: {summary['steps']} steps, {duration(summary['training_s'])} of training; "
+        f"this process took {duration(summary['wall_s'])}"
     )
     console.print(
         f"draws: {draws['drawn']} drawn = {draws['trained']} trained + "

@@ -47,7 +47,7 @@ def _train(recipe: Recipe, base_dir: Path, run_dir: Path, resume: bool, as_json:
     if isinstance(observer, JsonObserver):
         observer.summary(summary)
     else:
-        print_report(run_dir, summary, recipe.seed)
+        print_report(run_dir, summary)
 
 
 def _what_is_left(run_dir: Path) -> str:

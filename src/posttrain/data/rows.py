@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.names import did_you_mean
 from posttrain.errors import DataError, MissingDependencyError
+from posttrain.names import did_you_mean
 
 _SHOWN = 5
 _EXTRA = 'pip install "posttrain[data]"'

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from posttrain.errors import DataError
 from posttrain.types import Hidden, Message, Task
+
+# What is held out must not depend on the run: seeds are compared on the same evaluation.
+SPLIT_SEED = 0x5EED
 
 
 class TaskList:
@@ -33,10 +37,34 @@ class TaskList:
         return len(self._tasks)
 
     def __getitem__(self, index: int) -> Task:
-        return self._tasks[checked_index(index, len(self._tasks))]
+        return self._tasks[_checked_index(index, len(self._tasks))]
 
 
-def checked_index(index: int, size: int) -> int:
+class IndexedTasks:
+    """A `TaskSet` whose tasks are made when they are asked for, so that its size costs nothing.
+
+    `make` must give an index the same task each time.
+
+    Example:
+        >>> prompt = user_prompt(None, "hi")
+        >>> tasks = IndexedTasks(10**9, lambda i: make_task(str(i), prompt, {}, grader="none"))
+        >>> len(tasks), tasks[7].task_id
+        (1000000000, '7')
+    """
+
+    def __init__(self, size: int, make: Callable[[int], Task]) -> None:
+        # len() of Python ends at sys.maxsize; nobody trains on more.
+        self._size, self._make = min(size, sys.maxsize), make
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Task:
+        """Raises IndexError outside 0..size-1: a task set does not count backwards."""
+        return self._make(_checked_index(index, self._size))
+
+
+def _checked_index(index: int, size: int) -> int:
     """`index` itself. Raises IndexError outside 0..size-1: a task set does not count backwards."""
     if not 0 <= index < size:
         raise IndexError(f"task index {index} is outside a set of {size}")

@@ -6,8 +6,8 @@ import string
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from posttrain.data.names import did_you_mean
 from posttrain.errors import ConfigError
+from posttrain.names import did_you_mean
 
 
 class PromptTemplate:

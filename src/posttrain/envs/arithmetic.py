@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
-import sys
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 
 from posttrain.config import ArithmeticConfig
 from posttrain.data.permutation import Permutation
-from posttrain.data.tasks import TaskList, checked_index, make_task, user_prompt
+from posttrain.data.tasks import SPLIT_SEED, IndexedTasks, TaskList, make_task, user_prompt
 from posttrain.data.template import PromptTemplate
-from posttrain.envs.integers import INTEGER, whole_integer
+from posttrain.envs.integers import INTEGER, MAX_DIGITS, whole_integer
 from posttrain.envs.single_turn import SingleTurnEnv
 from posttrain.errors import ConfigError, DataError
 from posttrain.protocols import Reward, TaskSet
 from posttrain.randomness import derive_seed
 from posttrain.types import RewardTerm, Scored, Task
 
-# What is held out must not depend on the run: seeds are compared on the same evaluation.
-_SPLIT_SEED = 0x5EED
 _MIN_TRAIN = 8
 _GRADER = "arithmetic/1"
 
@@ -69,10 +66,11 @@ class ArithmeticSpec:
     seed: int
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a bad prompt, DataError when the range is too small."""
+        """Raises ConfigError for a bad prompt or range, DataError when the range is too small."""
         if len(set(self.config.operations)) < len(self.config.operations):
             raise ConfigError(f"env.operations {self.config.operations} names one twice")
         self._check_prompt()
+        self._check_answers()
         width = self._width
         distinct = sum(
             width * width if op == "-" else width * (width + 1) // 2
@@ -101,7 +99,7 @@ class ArithmeticSpec:
         return "arithmetic"
 
     def train_tasks(self) -> TaskSet:
-        return _TrainTasks(self)
+        return IndexedTasks(self.num_train, self.train_task)
 
     def eval_tasks(self) -> TaskSet:
         return TaskList(self.task(self.problem(number)) for number in self._eval_numbers)
@@ -128,17 +126,16 @@ class ArithmeticSpec:
             grader=_GRADER,
         )
 
-    def train_number(self, index: int) -> int:
-        """The number of training problem `index`: it skips what is held out."""
+    def train_task(self, index: int) -> Task:
+        """Training problem `index`: their numbers skip what is held out."""
         num_free = self._num_problems - len(self._held_out)
         position = Permutation(num_free, derive_seed(self.seed, "arithmetic"))[index]
-        return position + bisect_right(self._held_out_shifted, position)
+        number = position + bisect_right(self._held_out_shifted, position)
+        return self.task(self.problem(number))
 
     @property
     def num_train(self) -> int:
-        free = self._num_problems - len(self._held_out)
-        # len() of Python ends at sys.maxsize; nobody trains on more.
-        return self.config.num_train or min(free, sys.maxsize)
+        return self.config.num_train or self._num_problems - len(self._held_out)
 
     @property
     def _width(self) -> int:
@@ -162,9 +159,21 @@ class ArithmeticSpec:
                     "would read the same; add it"
                 )
 
+    def _check_answers(self) -> None:
+        ends = (self.config.min_operand, self.config.max_operand)
+        # Each operation is linear in each operand: its extremes lie where both are at an end.
+        problems = [Problem(a, op, b) for op in self.config.operations for a in ends for b in ends]
+        worst = max(problems, key=lambda problem: abs(problem.answer))
+        if abs(worst.answer) >= 10**MAX_DIGITS:
+            raise ConfigError(
+                f"env.min_operand {ends[0]} and env.max_operand {ends[1]} give "
+                f"{worst.a} {worst.op} {worst.b} = {worst.answer}, but answers are read up to "
+                f"{MAX_DIGITS} digits; narrow the range"
+            )
+
     @cached_property
     def _eval_numbers(self) -> tuple[int, ...]:
-        order = Permutation(self._num_problems, derive_seed(_SPLIT_SEED, "arithmetic"))
+        order = Permutation(self._num_problems, derive_seed(SPLIT_SEED, "arithmetic"))
         chosen: list[int] = []
         keys: set[tuple[str, int, int]] = set()
         for position in range(self._num_problems):
@@ -192,18 +201,6 @@ class ArithmeticSpec:
     def _held_out_shifted(self) -> list[int]:
         """Held-out number minus the held-out ones below it: where a gap falls among the rest."""
         return [number - rank for rank, number in enumerate(self._held_out)]
-
-
-class _TrainTasks:
-    def __init__(self, spec: ArithmeticSpec) -> None:
-        self._spec = spec
-
-    def __len__(self) -> int:
-        return self._spec.num_train
-
-    def __getitem__(self, index: int) -> Task:
-        number = self._spec.train_number(checked_index(index, len(self)))
-        return self._spec.task(self._spec.problem(number))
 
 
 def grade(task: Task, text: str) -> Scored:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from posttrain.config import BinarySearchConfig
 from posttrain.data.permutation import Permutation
-from posttrain.data.tasks import TaskList, make_task, user_prompt
+from posttrain.data.tasks import SPLIT_SEED, TaskList, make_task, user_prompt
 from posttrain.envs.integers import only_integer, whole_integer
 from posttrain.protocols import Reward, TaskSet
 from posttrain.randomness import derive_seed
 from posttrain.types import Message, Observation, RewardTerm, Scored, StepOutcome, Task, Turn
 
-_SPLIT_SEED = 0x5EED
 _GRADER = "binary_search/1"
 TERSE_PROMPT = "g"
 # What the environment says, and with `terse`: about the secret, seen from the guess.
@@ -48,7 +47,7 @@ class BinarySearchSpec:
 
     def eval_tasks(self) -> TaskSet:
         low, size = self.config.low, self.config.high - self.config.low + 1
-        order = Permutation(size, derive_seed(_SPLIT_SEED, "binary_search"))
+        order = Permutation(size, derive_seed(SPLIT_SEED, "binary_search"))
         chosen = sorted(order[i] for i in range(min(self.config.num_eval, size)))
         return TaskList(self._task(low + offset) for offset in chosen)
 

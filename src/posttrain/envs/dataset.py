@@ -73,6 +73,7 @@ class DatasetSpec:
             answer_column=self.config.answer,
             timeout_s=self.config.reward_timeout_s,
             correct_at=self.config.correct_at,
+            num_workers=self.config.reward_workers,
             base_dir=self.base_dir,
         )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-# 20 characters with the sign: an answer of a million digits must cost nothing to refuse.
-INTEGER = r"-?[0-9]{1,19}"
+# An answer of a million digits must cost nothing to refuse.
+MAX_DIGITS = 19
+INTEGER = rf"-?[0-9]{{1,{MAX_DIGITS}}}"
 
 _WHOLE = re.compile(rf"({INTEGER})\.?")
 _NUMBERS = re.compile(r"(?<![\w.])-?[0-9]+(?:\.[0-9]+)?(?!\w)")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from posttrain.config import LargestConfig
-from posttrain.data.tasks import TaskList, checked_index, make_task, user_prompt
+from posttrain.data.tasks import SPLIT_SEED, IndexedTasks, TaskList, make_task, user_prompt
 from posttrain.data.template import PromptTemplate
 from posttrain.envs.integers import whole_integer
 from posttrain.envs.single_turn import SingleTurnEnv
@@ -17,12 +18,12 @@ from posttrain.protocols import Reward, TaskSet
 from posttrain.randomness import stream
 from posttrain.types import RewardTerm, Scored, Task
 
-_SPLIT_SEED = 0x5EED
 _HELD_OUT_SHARE = 10  # one problem in ten
+_MAX_DRAWS = 1000  # of one problem; even the smallest range with a free set needs far fewer
 _GRADER = "largest/1"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LargestSpec:
     """Problems are sets of different numbers in a drawn order. A tenth of all sets, by hash, is
     held out in every order, so no held-out set is ever trained on.
@@ -42,13 +43,14 @@ class LargestSpec:
         if "numbers" not in self._template.names:
             raise ConfigError(f"env.prompt {self.config.prompt!r} lacks {{numbers}}; add it")
         self.eval_tasks()
+        self.train_task(0)
 
     @property
     def name(self) -> str:
         return "largest"
 
     def train_tasks(self) -> TaskSet:
-        return _TrainTasks(self)
+        return IndexedTasks(self.config.num_train, self.train_task)
 
     def eval_tasks(self) -> TaskSet:
         """`num_eval` different held-out sets. Raises DataError when the range has too few."""
@@ -72,18 +74,26 @@ class LargestSpec:
         return None
 
     def train_task(self, index: int) -> Task:
-        """Training problem `index`: its first draw that is not held out."""
-        attempt = 0
-        while _is_held_out(numbers := self._drawn("train", index, attempt)):
-            attempt += 1
-        return self._task(numbers, f"train-{index}")
+        """Training problem `index`: its first draw that is not held out.
 
-    @property
+        Raises DataError when none is found, because all sets of a tiny range are held out.
+        """
+        for attempt in range(_MAX_DRAWS):
+            numbers = self._drawn("train", index, attempt)
+            if not _is_held_out(numbers):
+                return self._task(numbers, f"train-{index}")
+        raise DataError(
+            f"largest: {self.config.count} numbers of {self.config.min_number}.."
+            f"{self.config.max_number} gave no set to train on in {_MAX_DRAWS} draws, all were "
+            "held out; widen the range"
+        )
+
+    @cached_property
     def _template(self) -> PromptTemplate:
         return PromptTemplate(self.config.prompt, owner="env.prompt")
 
     def _drawn(self, purpose: str, *key: int) -> tuple[int, ...]:
-        generator = stream(_SPLIT_SEED, f"largest-{purpose}", *key)
+        generator = stream(SPLIT_SEED, f"largest-{purpose}", *key)
         low, width = self.config.min_number, self.config.max_number - self.config.min_number + 1
         chosen = generator.choice(width, self.config.count, replace=False)
         return tuple(low + int(n) for n in np.asarray(chosen))
@@ -93,17 +103,6 @@ class LargestSpec:
         prompt = user_prompt(self.config.system, text, self.config.examples)
         hidden = {"numbers": list(numbers), "answer": max(numbers)}
         return make_task(f"largest-{task_id}", prompt, hidden, grader=_GRADER)
-
-
-class _TrainTasks:
-    def __init__(self, spec: LargestSpec) -> None:
-        self._spec = spec
-
-    def __len__(self) -> int:
-        return self._spec.config.num_train
-
-    def __getitem__(self, index: int) -> Task:
-        return self._spec.train_task(checked_index(index, len(self)))
 
 
 def _is_held_out(numbers: tuple[int, ...]) -> bool:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from posttrain.config import PythonEnvConfig
 from posttrain.errors import ConfigError
+from posttrain.names import did_you_mean
 from posttrain.protocols import EnvSpec
-from posttrain.rewards.targets import load_module, nearest, parse_target
+from posttrain.targets import load_module, parse_target
 
 _NEEDED = ("name", "train_tasks", "eval_tasks", "make", "reward")
 
@@ -31,10 +32,9 @@ def load_spec(config: PythonEnvConfig, base_dir: Path) -> EnvSpec:
     factory = getattr(module, target.function, None)
     if not callable(factory):
         names = [name for name, value in vars(module).items() if inspect.isclass(value)]
-        near = nearest(target.function, names)
         raise ConfigError(
             f"{where}: {target.place} has no class or function of that name"
-            + (f"; did you mean {near}?" if near else f"; it has {', '.join(names) or 'no class'}")
+            + (did_you_mean(target.function, names) or f"; it has {', '.join(names) or 'no class'}")
         )
     try:
         spec = factory(**config.params)

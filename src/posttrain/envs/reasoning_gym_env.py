@@ -12,10 +12,10 @@ from types import ModuleType
 from typing import Any
 
 from posttrain.config import ReasoningGymConfig
-from posttrain.data.names import did_you_mean
 from posttrain.data.tasks import TaskList, make_task, user_prompt
 from posttrain.envs.single_turn import SingleTurnEnv
 from posttrain.errors import ConfigError, DataError, MissingDependencyError
+from posttrain.names import did_you_mean
 from posttrain.protocols import Reward, TaskSet
 from posttrain.types import Task
 

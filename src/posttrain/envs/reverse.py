@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
+from functools import partial
 
 from posttrain.config import ReverseConfig
 from posttrain.data.permutation import Permutation
-from posttrain.data.tasks import checked_index, make_task, user_prompt
+from posttrain.data.tasks import SPLIT_SEED, IndexedTasks, make_task, user_prompt
 from posttrain.envs.single_turn import SingleTurnEnv
 from posttrain.errors import ConfigError, DataError
 from posttrain.protocols import Reward, TaskSet
 from posttrain.randomness import derive_seed
 from posttrain.types import RewardTerm, Scored, Task
 
-_SPLIT_SEED = 0x5EED
 _GRADER = "reverse/1"
 
 
@@ -62,11 +61,10 @@ class ReverseSpec:
 
     def train_tasks(self) -> TaskSet:
         held_out = self.config.num_eval
-        # len() of Python ends at sys.maxsize; nobody trains on more.
-        return _StringTasks(self, held_out, min(self.num_strings - held_out, sys.maxsize))
+        return self._tasks(held_out, self.num_strings - held_out)
 
     def eval_tasks(self) -> TaskSet:
-        return _StringTasks(self, 0, self.config.num_eval)
+        return self._tasks(0, self.config.num_eval)
 
     def make(self, task: Task) -> SingleTurnEnv:
         return SingleTurnEnv(task, grade)
@@ -82,21 +80,14 @@ class ReverseSpec:
             letters.append(self.config.alphabet[digit])
         return "".join(letters)
 
+    def _tasks(self, first: int, size: int) -> IndexedTasks:
+        """Positions first..first+size-1 of the fixed order of all strings."""
+        order = Permutation(self.num_strings, derive_seed(SPLIT_SEED, "reverse"))
+        return IndexedTasks(size, partial(self._task, order, first))
 
-class _StringTasks:
-    """Positions first..first+size-1 of the fixed order of all strings."""
-
-    def __init__(self, spec: ReverseSpec, first: int, size: int) -> None:
-        self._spec, self._first, self._size = spec, first, size
-        self._order = Permutation(spec.num_strings, derive_seed(_SPLIT_SEED, "reverse"))
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> Task:
-        position = self._first + checked_index(index, self._size)
-        text = self._spec.string(self._order[position])
-        prompt = user_prompt(self._spec.config.system, text, self._spec.config.examples)
+    def _task(self, order: Permutation, first: int, index: int) -> Task:
+        text = self.string(order[first + index])
+        prompt = user_prompt(self.config.system, text, self.config.examples)
         return make_task(f"reverse-{text}", prompt, {"answer": text[::-1]}, grader=_GRADER)
 
 

@@ -127,18 +127,6 @@ def mean_over_questions(values: Sequence[float], confidence: float = 0.95) -> Es
     return Estimate(mean, se, Interval(mean - margin, mean + margin), count)
 
 
-def sampling_variance(scores: Sequence[Sequence[float]]) -> float | None:
-    """The part of the squared standard error that more samples per question would shrink.
-
-    (1/Q^2) sum of within-question variance / n. The rest is spread between questions and shrinks
-    only with more of them. None when a question has a single sample.
-    """
-    if not scores or any(len(row) < 2 for row in scores):
-        return None
-    parts = [float(np.var(np.asarray(row, np.float64), ddof=1)) / len(row) for row in scores]
-    return sum(parts) / len(scores) ** 2
-
-
 def wilson(num_successes: int, num_trials: int, confidence: float = 0.95) -> Interval:
     """Wilson's score interval (1927) for one rate of independent trials; [0, 1] for no trials."""
     if not 0 <= num_successes <= num_trials:
@@ -159,11 +147,6 @@ def wilson(num_successes: int, num_trials: int, confidence: float = 0.95) -> Int
 def rule_of_three(num_trials: int) -> float:
     """95 % upper bound of a rate that showed 0 events: 3/n, at most 1. Hanley 1983."""
     return min(1.0, 3 / num_trials) if num_trials else 1.0
-
-
-def zero_events_upper(num_trials: int, confidence: float = 0.95) -> float:
-    """The exact bound that `rule_of_three` approximates: 1 - (1 - confidence)^(1/n)."""
-    return 1 - (1 - confidence) ** (1 / num_trials) if num_trials else 1.0
 
 
 def bootstrap_interval(

@@ -1,7 +1,7 @@
 """The write-ahead log of a run: SQLite for what happened, segment files for token arrays."""
 
 from posttrain.journal.codec import decode_group, encode_group
-from posttrain.journal.journal import Durability, Journal
+from posttrain.journal.journal import Journal
 from posttrain.journal.records import (
     CheckpointRecord,
     DrawRecord,
@@ -19,7 +19,6 @@ __all__ = [
     "CheckpointRecord",
     "DrawRecord",
     "DrawStatus",
-    "Durability",
     "EvaluationRecord",
     "EventRecord",
     "GroupSummary",

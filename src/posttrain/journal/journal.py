@@ -5,12 +5,11 @@ What is guaranteed, exactly:
 - Death of the process (SIGKILL, crash, out of memory) at any instruction loses nothing that a
   method returned from, and leaves nothing half done: each method is one SQLite transaction, and
   the frame it refers to is in the segment file before the commit.
-- Loss of power or of the operating system: with `durability="step"` (the default) everything up
-  to the last *barrier* is on disk. Barriers are begin_step, finish_step, record_checkpoint,
-  forget_checkpoint, record_evaluation and close: each flushes the segment and then commits with a
-  flushed log. Later draws and groups may be lost; such a draw is open without a group or not
-  recorded at all, and is generated again from the same seed. A group that a step took is always
-  on disk before the step. With `durability="group"` every method is a barrier.
+- Loss of power or of the operating system: everything up to the last *barrier* is on disk.
+  Barriers are begin_step, finish_step, record_checkpoint, forget_checkpoint, record_evaluation and
+  close: each flushes the segment and then commits with a flushed log. Later draws and groups may
+  be lost; such a draw is open without a group or not recorded at all, and is generated again from
+  the same seed. A group that a step took is always on disk before the step.
 - A disk that is full or broken raises StorageError. Nothing recorded is touched. When SQLite
   itself could not commit, the journal refuses further writes, because only opening it again tells
   whether that commit happened.
@@ -27,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from posttrain.errors import JournalError, RunDirectoryError, StorageError
 from posttrain.journal.codec import encode_group
@@ -67,11 +66,9 @@ from posttrain.journal.segments import (
 from posttrain.journal.storage import storage_errors
 from posttrain.types import Draw, Group, StepResult, TrainBatch
 
-Durability = Literal["step", "group"]
-
 
 class Journal(JournalReader):
-    """One run's journal, opened to write or to read. Satisfies `protocols.RunJournal`.
+    """One run's journal, opened to write or to read. Satisfies `protocols.DrawJournal`.
 
     Every writing method may raise StorageError, and JournalError when the journal is closed or
     read-only or when the call would break an invariant; nothing is written then.
@@ -93,13 +90,11 @@ class Journal(JournalReader):
         connection: sqlite3.Connection | ReadConnection,
         lock: WriterLock | None = None,
         segments: SegmentWriter | None = None,
-        durability: Durability = "step",
     ) -> None:
         """Use `create` or `open`."""
         super().__init__(run_dir, connection)
         self._lock = lock
         self._segments = segments
-        self._durability = durability
         self._refusal: str | None = None
 
     @classmethod
@@ -107,7 +102,6 @@ class Journal(JournalReader):
         cls,
         run_dir: Path,
         header: RunHeader,
-        durability: Durability = "step",
         max_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
     ) -> Self:
         """Start the journal of a new run; all of it or, when killed, none.
@@ -127,7 +121,7 @@ class Journal(JournalReader):
             with storage_errors(run_dir / FOLDER_NAME, "create the folder"):
                 (run_dir / FOLDER_NAME).mkdir(exist_ok=True)
             create_database(run_dir, header_json)
-            return cls._open_to_write(run_dir, lock, durability, max_segment_bytes)
+            return cls._open_to_write(run_dir, lock, max_segment_bytes)
         except BaseException:
             lock.release()
             raise
@@ -137,7 +131,6 @@ class Journal(JournalReader):
         cls,
         run_dir: Path,
         readonly: bool = False,
-        durability: Durability = "step",
         max_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
     ) -> Self:
         """Go on with a journal after a finished, stopped or killed run, or only read it.
@@ -155,15 +148,13 @@ class Journal(JournalReader):
             return cls(run_dir, ReadConnection(run_dir))
         lock = WriterLock(run_dir)
         try:
-            return cls._open_to_write(run_dir, lock, durability, max_segment_bytes)
+            return cls._open_to_write(run_dir, lock, max_segment_bytes)
         except BaseException:
             lock.release()
             raise
 
     @classmethod
-    def _open_to_write(
-        cls, run_dir: Path, lock: WriterLock, durability: Durability, max_segment_bytes: int
-    ) -> Self:
+    def _open_to_write(cls, run_dir: Path, lock: WriterLock, max_segment_bytes: int) -> Self:
         connection = open_to_write(run_dir)
         try:
             with storage_errors(database_path(run_dir), "repair the end of the log"):
@@ -172,7 +163,7 @@ class Journal(JournalReader):
             connection.close()
             raise
         segments = SegmentWriter(run_dir, segment, end, max_segment_bytes)
-        return cls(run_dir, connection, lock, segments, durability)
+        return cls(run_dir, connection, lock, segments)
 
     @property
     def readonly(self) -> bool:
@@ -375,7 +366,6 @@ class Journal(JournalReader):
     def _transaction(self, action: str, barrier: bool = False) -> Iterator[sqlite3.Connection]:
         """One SQLite transaction and the frames appended in it: both or neither."""
         connection, segments = self._writable()
-        barrier = barrier or self._durability == "group"
         place = (segments.segment, segments.end)
         committing = False
         try:

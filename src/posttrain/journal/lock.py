@@ -16,26 +16,29 @@ LOCK_NAME = "journal.lock"
 
 
 class WriterLock:
-    """An exclusive flock on `journal.lock`, held until `release` or the death of the process.
+    """An exclusive flock on the run directory, held until `release` or the death of the process.
 
-    Raises RunDirectoryError when another writer holds it (in this process too) and StorageError
-    when the folder cannot be written. The file holds "pid host" of the latest owner.
+    The lock is on the folder, not on a file in it that somebody may delete; `journal.lock` only
+    says "pid host" of the latest owner. Raises RunDirectoryError when another writer holds it (in
+    this process too) and StorageError when the folder cannot be written.
     """
 
     def __init__(self, run_dir: Path) -> None:
         path = run_dir / LOCK_NAME
         with storage_errors(path, "take the writer lock"):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+            self._descriptor = -1
             try:
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
                 self._take(run_dir)
             except BaseException:
-                os.close(self._descriptor)
+                self.abandon()
                 raise
         _held.add(self)
 
     def _take(self, run_dir: Path) -> None:
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = _owner_of(os.pread(self._descriptor, 400, 0))
             raise RunDirectoryError(
@@ -55,9 +58,10 @@ class WriterLock:
     def abandon(self) -> None:
         """Close this process's handle and leave the file alone: a forked child's part."""
         _held.discard(self)
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        for descriptor in (self._descriptor, self._folder):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._descriptor = self._folder = -1
 
 
 def writer_is_alive(run_dir: Path) -> bool:

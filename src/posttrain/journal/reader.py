@@ -237,4 +237,10 @@ def _step_record(row: tuple[Any, ...], batch: list[tuple[int, str | None]]) -> S
 
 
 def _from_json(text: str) -> Mapping[str, Any]:
-    return json.loads(text)
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise JournalCorruptError(
+            f"journal.sqlite: a row holds {text[:40]!r}, which is no JSON ({error}); restore the "
+            "file from a copy"
+        ) from error

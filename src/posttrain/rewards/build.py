@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from posttrain.errors import ConfigError
+from posttrain.names import did_you_mean
 from posttrain.protocols import Reward
 from posttrain.rewards.exact import ExactReward
 from posttrain.rewards.function import FunctionReward
 from posttrain.rewards.math import MathReward
-from posttrain.rewards.targets import nearest
 
 _NAMES = ("math", "exact")
 
@@ -40,8 +40,7 @@ def build_reward(
             base_dir=base_dir,
             num_workers=num_workers,
         )
-    close = nearest(kind, _NAMES)
     raise ConfigError(
         f'env.reward is {kind!r}; use "math", "exact", "FILE.py:FUNCTION" or '
-        '"package.module:FUNCTION"' + (f"; did you mean {close}?" if close else "")
+        '"package.module:FUNCTION"' + did_you_mean(kind, _NAMES)
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import ConfigError, DataError
+from posttrain.names import did_you_mean
 from posttrain.rewards.conversation import answer_text, chat_dicts, conversation, prompt_text
-from posttrain.rewards.targets import nearest, parse_target
 from posttrain.rewards.user_function import KNOWN_PARAMETERS
 from posttrain.rewards.worker import (
     WorkerCrash,
@@ -18,6 +18,7 @@ from posttrain.rewards.worker import (
     WorkerStartError,
     WorkerTimeout,
 )
+from posttrain.targets import parse_target
 from posttrain.types import Invalid, InvalidKind, RewardTerm, Scored, Task, Turn, Verdict
 
 
@@ -77,12 +78,11 @@ class FunctionReward:
             raise ConfigError(f"env.reward {self._spec!r}: {facts['problem']}")
         for name in facts["required_columns"]:
             if name not in columns:
-                close = nearest(name, [*columns, *KNOWN_PARAMETERS])
                 raise DataError(
                     f"env.reward {self._spec!r} has a parameter {name!r}, but the data has no such "
                     f"column; its columns are {', '.join(columns) or 'none'}, and "
                     f"{', '.join(KNOWN_PARAMETERS)} are always there"
-                    + (f"; did you mean {close}?" if close else "")
+                    f"{did_you_mean(name, [*columns, *KNOWN_PARAMETERS])}"
                 )
 
     async def score(self, task: Task, turns: Sequence[Turn]) -> Verdict:

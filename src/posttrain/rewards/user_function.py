@@ -15,7 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from posttrain.rewards.targets import function_names, load_module, nearest, parse_target
+from posttrain.names import did_you_mean
+from posttrain.targets import function_names, load_module, parse_target
 
 # What a parameter may be named besides a column of the data. They win over columns.
 KNOWN_PARAMETERS = ("completion", "completions", "prompt", "task", "messages")
@@ -135,11 +136,9 @@ def load_function(spec: str, folders: list[Path]) -> LoadedFunction:
     file = getattr(module, "__file__", None) or target.place
     names = function_names(module)
     if not hasattr(module, target.function):
-        close = nearest(target.function, names)
         raise LookupError(
             f"{file} has no function {target.function!r}; it defines "
-            f"{', '.join(names) or 'no function at all'}"
-            + (f"; did you mean {close}?" if close else "")
+            f"{', '.join(names) or 'no function at all'}{did_you_mean(target.function, names)}"
         )
     function = getattr(module, target.function)
     if not callable(function) or inspect.isclass(function):
@@ -227,9 +226,9 @@ def _wants_list(parameter: inspect.Parameter) -> bool:
 
 
 def _missing_column(name: str, columns: Mapping[str, Any]) -> str:
-    close = nearest(name, columns)
-    return f"the task has no column {name!r}; it has {', '.join(columns) or 'none'}" + (
-        f"; did you mean {close}?" if close else ""
+    return (
+        f"the task has no column {name!r}; it has {', '.join(columns) or 'none'}"
+        f"{did_you_mean(name, columns)}"
     )
 
 

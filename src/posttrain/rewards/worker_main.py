@@ -20,7 +20,7 @@ import traceback
 from types import ModuleType
 from typing import Any
 
-from posttrain.rewards.targets import load_module, parse_target
+from posttrain.targets import load_module, parse_target
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TRACEBACK_LINES = 12

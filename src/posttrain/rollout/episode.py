@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from posttrain.errors import EngineError
-from posttrain.protocols import EnvSpec, Reward, Sampler
+from posttrain.protocols import Env, EnvSpec, Reward, Sampler
 from posttrain.randomness import derive_seed
 from posttrain.rollout.recorder import Recorder, Renderer
 from posttrain.types import (
@@ -16,6 +19,7 @@ from posttrain.types import (
     Invalid,
     InvalidKind,
     SamplingParams,
+    Scored,
     StopReason,
     Task,
     Trajectory,
@@ -33,10 +37,14 @@ MAX_CLOSE_S = 10.0
 may have passed by then."""
 
 
+logger = logging.getLogger("posttrain")
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
     """Checked in this order: room in the context before a turn; after it the environment's own end
-    (a truncated answer is still given to it), then turns. Wall time counts at any moment."""
+    (a truncated answer is still given to it), then turns. `timeout_s` is the environment's time."""
 
     max_turns: int
     max_context: int
@@ -93,22 +101,21 @@ class EpisodeRunner:
         seed = derive_seed(draw.seed, "episode", sample_index)
         stop = StopReason.FAILED
         verdict: Verdict
-        clock = asyncio.timeout(self._limits.timeout_s)
         try:
-            async with clock:
-                stop, verdict = await self._play(task, seed, recorder, params)
+            stop, verdict = await self._play(task, seed, recorder, params)
         except EngineError as error:
             verdict = Invalid(InvalidKind.ENGINE_ERROR, str(error))
-        except Exception as error:  # boundary: the environment's failure is data
-            verdict = Invalid(
-                InvalidKind.ENV_ERROR, f"{type(error).__name__}: {error}", retryable=True
-            )
-        if clock.expired():
+        except _OutOfTimeError:
             stop = StopReason.TIMEOUT
             verdict = Invalid(
                 InvalidKind.ENV_TIMEOUT,
-                f"episode passed rollout.episode_timeout_s = {self._limits.timeout_s:g} s",
+                f"the environment took more than rollout.episode_timeout_s = "
+                f"{self._limits.timeout_s:g} s",
                 retryable=True,
+            )
+        except (Exception, SystemExit) as error:  # boundary: the environment's failure is data
+            verdict = Invalid(
+                InvalidKind.ENV_ERROR, f"{type(error).__name__}: {error}", retryable=True
             )
         return Trajectory(
             draw_id=draw.draw_id,
@@ -126,9 +133,10 @@ class EpisodeRunner:
         self, task: Task, seed: int, recorder: Recorder, params: SamplingParams
     ) -> tuple[StopReason, Verdict]:
         env = self._spec.make(task)
+        budget = _Budget(self._limits.timeout_s)
         standing: Verdict | None = None
         try:
-            observation = await env.reset(derive_seed(seed, "env"))
+            observation = await budget.spend(env.reset(derive_seed(seed, "env")))
             prompt = recorder.begin(observation, self._limits.cut_prompt_to)
             if len(prompt) > self._limits.max_prompt:
                 return StopReason.FAILED, Invalid(
@@ -148,7 +156,7 @@ class EpisodeRunner:
                     return StopReason.ABORTED, Invalid(
                         InvalidKind.ABORTED, "the request was aborted", retryable=True
                     )
-                outcome = await env.step(turn)
+                outcome = await budget.spend(env.step(turn))
                 standing = outcome.verdict or standing
                 stop = _STOPS.get(completion.finish_reason)
                 if outcome.terminated or outcome.truncated or stop is StopReason.CONTEXT:
@@ -160,8 +168,15 @@ class EpisodeRunner:
                 observation = outcome.observation
             return StopReason.MAX_TURNS, await self._judge(task, recorder, standing)
         finally:
+            await self._close(env, task)
+
+    async def _close(self, env: Env, task: Task) -> None:
+        """What an environment does at its end no longer changes the verdict."""
+        try:
             async with asyncio.timeout(min(MAX_CLOSE_S, self._limits.timeout_s)):
                 await env.close()
+        except Exception as error:  # boundary: recorded in the run's log
+            logger.warning("task %s: closing its environment failed: %r", task.task_id, error)
 
     async def _judge(self, task: Task, recorder: Recorder, standing: Verdict | None) -> Verdict:
         """The environment's newest verdict, else the reward's."""
@@ -173,4 +188,43 @@ class EpisodeRunner:
                 f"environment {self._spec.name} ended without a verdict and has no reward; give a "
                 "verdict with each StepOutcome that a limit may make the last",
             )
-        return await self._reward.score(task, recorder.turns)
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                verdict = await self._reward.score(task, recorder.turns)
+        except TimeoutError:
+            return Invalid(
+                InvalidKind.REWARD_TIMEOUT,
+                f"the reward gave no verdict in {self._limits.timeout_s:g} s",
+                retryable=True,
+            )
+        except Exception as error:  # boundary: the reward's failure is data
+            return Invalid(InvalidKind.REWARD_ERROR, f"{type(error).__name__}: {error}")
+        if not isinstance(verdict, Scored | Invalid):
+            return Invalid(InvalidKind.REWARD_VALUE, f"the reward gave {verdict!r}, no verdict")
+        return verdict
+
+
+class _OutOfTimeError(Exception):
+    """The environment used up its seconds."""
+
+
+class _Budget:
+    """Seconds that an episode's environment may take. Waiting for the engine, which all episodes
+    share, and for graders, which have limits of their own, does not count."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+
+    async def spend(self, action: Awaitable[T]) -> T:
+        """Raises _OutOfTimeError at the limit; an environment's own TimeoutError passes through."""
+        clock = asyncio.timeout(max(self._left, 0.0))
+        started = asyncio.get_running_loop().time()
+        try:
+            async with clock:
+                return await action
+        except TimeoutError:
+            if clock.expired():
+                raise _OutOfTimeError from None
+            raise
+        finally:
+            self._left -= asyncio.get_running_loop().time() - started

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from posttrain.errors import RolloutError
-from posttrain.protocols import RunJournal
+from posttrain.protocols import DrawJournal
 from posttrain.types import Group, Invalid, TrainBatch
 
 
 def refuse_sick_batch(
-    groups: Sequence[Group], batch: TrainBatch, journal: RunJournal, max_invalid_frac: float
+    groups: Sequence[Group], batch: TrainBatch, journal: DrawJournal, max_invalid_frac: float
 ) -> None:
     """Raise RolloutError when more than `max_invalid_frac` of the episodes are invalid.
 

@@ -5,7 +5,7 @@
 
 The bound: a draw is submitted only while
 
-    submitted < (policy_version + max_policy_lag + 1) * groups_per_step
+    submitted - lost < (policy_version + max_policy_lag + 1) * groups_per_step
 
 so a group submitted at version v trains at step s with s - 1 - v <= max_policy_lag (the proof is in
 docs/staleness.md); `take` checks it again where the group is consumed. Handing out by submission
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from posttrain.errors import EngineError
-from posttrain.protocols import Curriculum, RunJournal
+from posttrain.protocols import Curriculum, DrawJournal
 from posttrain.rollout.episode import EpisodeRunner
 from posttrain.types import Draw, Group, SamplingParams
 
@@ -31,7 +31,7 @@ class RolloutProducer:
         self,
         runner: EpisodeRunner,
         curriculum: Curriculum,
-        journal: RunJournal,
+        journal: DrawJournal,
         params: SamplingParams,
         *,
         groups_per_step: int,
@@ -39,9 +39,11 @@ class RolloutProducer:
         max_policy_lag: int,
         num_steps: int,
         next_draw_id: int = 0,
+        num_lost: int = 0,
         open_draws: Iterable[tuple[Draw, Group | None]] = (),
     ) -> None:
-        """`open_draws` are those a former process left open, with the group if it was finished."""
+        """`num_lost` counts draws that were dropped before a step consumed them; `open_draws` are
+        those that a former process left open, with the group if it was finished."""
         self._runner = runner
         self._curriculum = curriculum
         self._journal = journal
@@ -49,7 +51,8 @@ class RolloutProducer:
         self._groups_per_step = groups_per_step
         self._group_size = group_size
         self._max_policy_lag = max_policy_lag
-        self._last_draw_id = num_steps * groups_per_step - 1
+        self._num_steps = num_steps
+        self._num_lost = num_lost
         self._next_draw_id = next_draw_id
         self._left_open = list(open_draws)
         self._pending: dict[int, asyncio.Task[Group]] = {}
@@ -64,7 +67,7 @@ class RolloutProducer:
         """
         taken: list[Group] = []
         while len(taken) < self._groups_per_step:
-            self.submit(policy_version, extra=self._groups_per_step - len(taken))
+            self.submit(policy_version)
             draw_id = min(self._pending)
             group = await self._pending[draw_id]
             del self._pending[draw_id]
@@ -74,21 +77,20 @@ class RolloutProducer:
                 if submitted_at == policy_version:
                     self._refuse_old_sampler(draw_id, oldest, policy_version)
                 self._journal.drop_draw(draw_id, "stale")
+                self._num_lost += 1
                 continue
             taken.append(group)
         return taken
 
-    def submit(self, policy_version: int, extra: int = 0) -> None:
-        """Start draws up to the bound; `extra` are started even when dropped draws used it up."""
+    def submit(self, policy_version: int) -> None:
+        """Start draws up to the bound. A draw that no step consumed makes room for another."""
         for draw, group in self._left_open:
             self._pending[draw.draw_id] = asyncio.create_task(self._roll(draw, group))
             if group is None:
                 self._submitted_at[draw.draw_id] = policy_version
         self._left_open.clear()
-        allowed = (policy_version + self._max_policy_lag + 1) * self._groups_per_step
-        while (self._next_draw_id < allowed and self._next_draw_id <= self._last_draw_id) or len(
-            self._pending
-        ) < extra:
+        steps_ahead = min(policy_version + self._max_policy_lag + 1, self._num_steps)
+        while self._next_draw_id - self._num_lost < steps_ahead * self._groups_per_step:
             draw = self._curriculum.draw(self._next_draw_id)
             self._next_draw_id += 1
             self._journal.record_draw(draw)

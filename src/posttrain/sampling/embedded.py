@@ -56,7 +56,7 @@ class EmbeddedSampler:
         self._version = version
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []
-        self._cache = attention.KVCache(policy.num_layers, max_batch)
+        self._cache = self._empty_cache()
         self._driver: asyncio.Task[None] | None = None
         self._busy_s = 0.0
         self._sampled = 0
@@ -135,6 +135,10 @@ class EmbeddedSampler:
                     request.future.set_exception(failure)
             self._running.clear()
             self._waiting.clear()
+            self._cache = self._empty_cache()  # masked keys that are NaN would still spread
+
+    def _empty_cache(self) -> attention.KVCache:
+        return attention.KVCache(self._policy.num_layers, self._max_batch)
 
     def _admit(self) -> None:
         """Prefill waiting requests while rows are free; what prompts share is computed once."""

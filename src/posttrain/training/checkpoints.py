@@ -42,7 +42,13 @@ class CheckpointStore:
         for record in sorted(self._journal.checkpoints(), key=lambda r: r.step, reverse=True):
             folder = self._folder.parent / record.folder
             if folder.is_dir() and (at_most is None or record.step <= at_most):
-                learner.restore(folder)
+                try:
+                    learner.restore(folder)
+                except (OSError, ValueError, KeyError) as error:
+                    raise JournalCorruptError(
+                        f"checkpoint {folder}: cannot be read ({type(error).__name__}: {error}); "
+                        "delete that folder and resume: an earlier one is redone from the journal"
+                    ) from error
                 state = (learner.policy_version, learner.weights_hash())
                 if state != (record.step, record.state_hash):
                     raise JournalCorruptError(

@@ -203,7 +203,7 @@ class _Meter:
         if self._stats.num_tokens:
             metrics["learner/shared_frac"] = 1 - self._rows / self._tokens
             metrics["learner/loss"] = sum(self._losses) / len(self._losses)
-            metrics["learner/grad_norm"] = max(self._norms)
+            metrics["learner/grad_norm"] = float(np.max(self._norms))  # a NaN stays one
             metrics["policy/entropy_mean"] = self._entropy_sum / self._stats.num_tokens
             metrics.update(self._stats.metrics())
             oldest = min(int(s.policy_versions[s.loss_mask].min()) for s in batch.samples)

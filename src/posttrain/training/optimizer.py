@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from posttrain.errors import JournalCorruptError
 from posttrain.training.policy import Policy
 
 _MASTERS, _MOMENTS = "masters.safetensors", "moments.safetensors"
+_NUM_UPDATES = "num_updates"
 
 
 class MasterOptimizer:
@@ -31,6 +32,9 @@ class MasterOptimizer:
         self._masters: dict[str, torch.Tensor] = {}
         for name, param in self._params.items():
             if param.dtype == torch.float32:
+                # A gradient from the start: AdamW leaves out parameters without one, and a
+                # restored learner would otherwise treat unused parameters in another way.
+                param.grad = torch.zeros_like(param)
                 self._masters[name] = param
                 continue
             master = param.detach().float()
@@ -94,7 +98,7 @@ class MasterOptimizer:
 
     def save(self, folder: Path) -> None:
         """Write masters, moments and counters (safetensors and JSON) into `folder`."""
-        moments: dict[str, torch.Tensor] = {}
+        moments = {_NUM_UPDATES: torch.tensor(self.num_updates)}  # in a file that is hashed
         for name, master in self._masters.items():
             state = self._adam.state.get(master)
             if state:
@@ -103,7 +107,7 @@ class MasterOptimizer:
         save_file({k: v.detach() for k, v in self._masters.items()}, folder / _MASTERS)
         save_file(moments, folder / _MOMENTS)
         hashes = {name: _sha256(folder / name) for name in (_MASTERS, _MOMENTS)}
-        facts = {"num_updates": self.num_updates, "sha256": hashes}
+        facts = {"sha256": hashes}
         (folder / "optimizer.json").write_text(json.dumps(facts))
 
     def restore(self, folder: Path) -> None:
@@ -118,7 +122,7 @@ class MasterOptimizer:
                 )
         masters = load_file(folder / _MASTERS)
         moments = load_file(folder / _MOMENTS)
-        self.num_updates = facts["num_updates"]
+        self.num_updates = int(moments[_NUM_UPDATES])
         self._adam.state.clear()
         with torch.no_grad():
             for name, master in self._masters.items():
@@ -137,7 +141,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _accumulate_into(master: torch.Tensor):
+def _accumulate_into(master: torch.Tensor) -> Callable[[torch.Tensor], None]:
     def hook(param: torch.Tensor) -> None:
         assert master.grad is not None and param.grad is not None
         master.grad.add_(param.grad)

@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
 from posttrain.data.prefix_tree import PrefixTree, build_prefix_tree
@@ -42,7 +44,6 @@ class Policy:
     dtype: torch.dtype
     max_context: int
     eos_token_ids: tuple[int, ...]
-    gradient_checkpointing: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -145,6 +146,9 @@ class Policy:
         return {name: masters[owner[id(p)]] for name, p in tied if owner[id(p)] in masters}
 
 
+_SOFTCAP = "attn_logit_softcapping"
+
+
 def load_policy(
     folder: Path,
     *,
@@ -160,14 +164,20 @@ def load_policy(
     try:
         config = AutoConfig.from_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=getattr(torch, dtype), attn_implementation="eager"
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=getattr(torch, dtype),
+            attn_implementation="eager",
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, ImportError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelError(
             f"model folder {folder}: cannot be loaded as a causal language model "
             f"({type(error).__name__}: {error}); check that it is a complete Hugging Face folder"
         ) from error
+    model, loading = loaded
+    _refuse_other_weights(loading, folder)
     model.config.use_cache = False
     model.eval()  # dropout off: the sampler and the learner must be the same function
     limit = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 1 << 30)
@@ -177,6 +187,11 @@ def load_policy(
             "lower it"
         )
     _refuse_lengths_that_matter(config.get_text_config(), max_context or limit, folder)
+    if attention_kind == "sdpa" and getattr(config.get_text_config(), _SOFTCAP, None):
+        raise ModelError(
+            f"model folder {folder}: its attention has a soft cap, which the fused kernel lacks; "
+            'set model.attention = "exact"'
+        )
     reference = _native_logits(model)
     model.set_attn_implementation(implementation)
     policy = Policy(
@@ -189,9 +204,43 @@ def load_policy(
     )
     _check_same_function(policy, reference)
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        policy.gradient_checkpointing = True
+        _recompute_layers(model, folder)
     return policy
+
+
+def _refuse_other_weights(loading: Any, folder: Path) -> None:
+    """Raises ModelError where transformers would fill in or drop weights with a warning."""
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if names := sorted(map(str, loading[what])):
+            raise ModelError(
+                f"model folder {folder}: weights and config.json disagree: {len(names)} "
+                f"{what.replace('_', ' ')}, such as {names[0]}; complete the folder or mend its "
+                "config.json"
+            )
+
+
+def _recompute_layers(model: Any, folder: Path) -> None:
+    """Layers keep their inputs only and run again in the backward pass.
+
+    transformers' own switch works in training mode alone, which would turn dropout on.
+    """
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise ModelError(
+            f"model folder {folder}: {type(model).__name__} has no layers that can be recomputed; "
+            "set learner.gradient_checkpointing = false"
+        )
+    for layer in layers:
+        layer.forward = _recomputed(layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return run
 
 
 def _refuse_lengths_that_matter(config: Any, max_context: int, folder: Path) -> None:

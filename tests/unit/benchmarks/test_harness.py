@@ -19,15 +19,17 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 SCRIPTS = sorted(p.stem for p in BENCHMARKS.glob("*.py") if not p.stem.startswith("_"))
 
 TINY = ["--model", "tiny-char", "--dtype", "float32", "--threads", "1"]
+RECIPE = str(Path(__file__).parents[2] / "recipes/reverse.toml")
 SMALLEST = {
     "import_time": [],
     "control_plane": ["--trajectories", "64", "--groups-per-step", "2"],
     "loop_overhead": [
-        *("--steps", "5", "--checkpoint-every", "3"),
+        *("--steps", "5", "--checkpoint-every", "3", "--recipe", RECIPE),
         *("rollout.groups_per_step=2", "rollout.group_size=2"),
     ],
     "rollout": [*TINY, "--requests", "4", "--new-tokens", "2", "--prompt-tokens", "8"],
     "resume": [
+        *("--recipe", RECIPE),
         *("--checkpoint-every", "3", "--redo", "2"),
         *("rollout.groups_per_step=2", "rollout.group_size=2"),
     ],

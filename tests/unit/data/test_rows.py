@@ -112,7 +112,7 @@ def test_a_split_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
     data = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict({"train": data, "test": data.select([1])}).save_to_disk(str(tmp_path))
     assert len(read_rows(tmp_path, "test").rows) == 1
-    with pytest.raises(DataError, match=r"no split 'tets'.*'train', 'test'.*did you mean 'test'"):
+    with pytest.raises(DataError, match=r"no split 'tets'.*'train', 'test'.*did you mean test"):
         read_rows(tmp_path, "tets")
 
 
@@ -136,5 +136,5 @@ def test_a_missing_package_says_how_to_install_it(
 def test_a_missing_column_names_the_nearest(tmp_path: Path) -> None:
     """l07"""
     rows = read_rows(write(tmp_path / "d.jsonl", '{"prompt": "a", "Answer": 1}'))
-    with pytest.raises(DataError, match="'prompt', 'Answer'; did you mean 'Answer'"):
+    with pytest.raises(DataError, match="'prompt', 'Answer'; did you mean Answer"):
         rows.require_column("answer", "the reward")

@@ -23,5 +23,5 @@ def test_an_unbalanced_brace_is_explained(text: str) -> None:
 
 def test_an_unknown_placeholder_names_the_nearest() -> None:
     template = PromptTemplate("{qestion}", owner="env.template")
-    with pytest.raises(ConfigError, match="did you mean 'question'"):
+    with pytest.raises(ConfigError, match="did you mean question"):
         template.require_known(["question", "answer"])

@@ -55,6 +55,19 @@ def test_a_range_that_is_too_small_says_the_numbers() -> None:
         spec(max_operand=9, num_train=90)
 
 
+@pytest.mark.parametrize(
+    ("operation", "low", "high"),
+    [("+", 0, 5 * 10**18), ("-", -5 * 10**18, 5 * 10**18), ("*", -4 * 10**9, 3 * 10**9)],
+)
+def test_a_range_whose_answers_could_not_be_read_is_refused(operation, low, high) -> None:
+    with pytest.raises(ConfigError, match=r"up to 19 digits"):
+        spec(operations=(operation,), min_operand=low, max_operand=high)
+    it = spec(operations=(operation,), min_operand=low // 2, max_operand=high // 2)
+    widest = max((low // 2, high // 2), key=abs)
+    task = it.task(Problem(widest, operation, widest))
+    assert grade(task, str(task.hidden.reveal()["answer"])).value == 1.0
+
+
 def test_a_prompt_that_hides_an_operand_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"lacks \{b\}"):
         spec(prompt="{a} plus?")

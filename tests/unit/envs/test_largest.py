@@ -57,6 +57,12 @@ def test_a_range_without_enough_sets_is_refused_with_the_number() -> None:
         LargestSpec(LargestConfig(count=2, min_number=1, max_number=9, num_eval=500))
 
 
+def test_a_range_whose_every_set_is_held_out_is_refused_and_not_searched_for_ever() -> None:
+    """The three pairs of 167..169 all happen to be held out."""
+    with pytest.raises(DataError, match=r"167\.\.169 gave no set to train on"):
+        LargestSpec(LargestConfig(count=2, min_number=167, max_number=169, num_eval=1))
+
+
 def test_a_prompt_without_the_numbers_is_refused() -> None:
     with pytest.raises(ConfigError, match="numbers"):
         build_env_spec(LargestConfig(prompt="Largest?"), seed=0, base_dir=Path())

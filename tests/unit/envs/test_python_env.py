@@ -85,5 +85,5 @@ def test_a_target_that_cannot_serve_is_named_with_the_reason(
 
 
 def test_settings_that_it_would_ignore_are_refused() -> None:
-    with pytest.raises(ValidationError, match="writes its own prompts"):
+    with pytest.raises(ValidationError, match="makes its own tasks"):
         PythonEnvConfig(target="mine.py:Echo", system="Be brief.")

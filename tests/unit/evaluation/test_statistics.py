@@ -19,9 +19,7 @@ from posttrain.evaluation.statistics import (
     pass_at_k,
     pass_hat_k,
     rule_of_three,
-    sampling_variance,
     wilson,
-    zero_events_upper,
 )
 from posttrain.evaluation.student_t import t_central_mass, t_quantile
 from posttrain.types import Scored
@@ -80,8 +78,6 @@ def test_few_questions_get_the_wide_interval_of_student():
 def test_copies_of_a_sample_do_not_make_a_score_surer():
     once, often = avg_at_k([[1.0], [0.0], [1.0]]), avg_at_k([[1.0] * 9, [0.0] * 9, [1.0] * 9])
     assert once == often
-    assert sampling_variance([[1.0] * 9, [0.0] * 9]) == 0.0
-    assert sampling_variance([[1.0], [0.0]]) is None
 
 
 def test_questions_weigh_the_same_however_many_samples_they_have():
@@ -132,8 +128,6 @@ def test_wilson_holds_the_rate_and_stays_within_zero_and_one(successes, failures
 
 def test_no_events_in_few_trials_bound_nothing():
     assert rule_of_three(0) == rule_of_three(2) == 1.0
-    assert zero_events_upper(0) == 1.0
-    assert zero_events_upper(1) == pytest.approx(0.95)
 
 
 def test_the_bootstrap_resamples_questions_and_follows_its_generator():

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from posttrain.errors import JournalCorruptError, JournalError, SchemaVersionError
 from posttrain.journal import decode_group, encode_group
 from posttrain.types import (
+    MAX_REWARD,
     SCHEMA_VERSION,
     AudioPart,
     Completion,
@@ -57,7 +58,7 @@ observations = st.builds(Observation, st.lists(messages, max_size=2).map(tuple))
 verdicts = st.one_of(
     st.builds(
         Scored,
-        st.floats(allow_nan=False, allow_infinity=False),
+        st.floats(-MAX_REWARD, MAX_REWARD),
         st.lists(st.builds(RewardTerm, texts, any_float, any_float), max_size=2).map(tuple),
         texts,
         st.booleans(),

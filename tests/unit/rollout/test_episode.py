@@ -220,16 +220,53 @@ def test_a_failure_is_invalid_with_its_own_kind_never_a_reward(
         assert spec.made[0].closed == 1, "a failed environment is closed too"
 
 
-@pytest.mark.parametrize("where", ["step", "reward", "close"])
-def test_what_hangs_is_cut_off_at_the_deadline_wherever_it_hangs(where: str, play: Any) -> None:
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [("step", InvalidKind.ENV_TIMEOUT), ("reward", InvalidKind.REWARD_TIMEOUT)],
+)
+def test_what_hangs_is_cut_off_at_the_deadline_wherever_it_hangs(
+    where: str, kind: InvalidKind, play: Any
+) -> None:
     """e02"""
-    script = [hang] if where == "step" else [NO_REWARD if where == "reward" else WON]
-    spec = ScriptedSpec([script], on_close=hang if where == "close" else None)
+    spec = ScriptedSpec([[hang] if where == "step" else [NO_REWARD]])
     t = play(spec, reward=FixedReward(hang), timeout_s=0.02)
     assert isinstance(t.verdict, Invalid)
-    assert t.verdict.kind is InvalidKind.ENV_TIMEOUT and t.verdict.retryable
-    assert "0.02 s" in t.verdict.reason and t.stop_reason is StopReason.TIMEOUT
+    assert t.verdict.kind is kind and t.verdict.retryable
+    assert "0.02 s" in t.verdict.reason
     assert spec.made[0].closed == 1
+
+
+@pytest.mark.parametrize("closing", [hang, ValueError("boom")], ids=["hangs", "raises"])
+def test_what_an_environment_does_at_its_end_does_not_take_back_its_verdict(
+    closing: Any, play: Any
+) -> None:
+    spec = ScriptedSpec([[WON]], on_close=closing)
+    t = play(spec, timeout_s=0.02, max_attempts=2)
+    assert t.verdict == Scored(1.0) and len(spec.made) == 1
+
+
+def test_waiting_for_the_engine_does_not_count_towards_an_episodes_deadline(play: Any) -> None:
+    """A queue in front of the engine would otherwise favour short answers."""
+
+    class SlowSampler(EchoSampler):
+        async def generate(self, *args: Any) -> Any:
+            await asyncio.sleep(0.1)
+            return await super().generate(*args)
+
+    t = play(ScriptedSpec([[GOING, WON]]), sampler=SlowSampler(), timeout_s=0.05)
+    assert t.verdict == Scored(1.0)
+
+
+def test_a_reward_that_raises_or_gives_no_verdict_is_not_the_environments_failure(
+    play: Any,
+) -> None:
+    for given, kind in (
+        (ValueError("boom"), InvalidKind.REWARD_ERROR),
+        (0.5, InvalidKind.REWARD_VALUE),
+    ):
+        t = play(ScriptedSpec([[NO_REWARD]]), reward=FixedReward(given), max_attempts=3)
+        assert isinstance(t.verdict, Invalid) and t.verdict.kind is kind
+        assert t.attempts == 1
 
 
 def test_one_that_hangs_in_step_and_again_in_close_is_cut_off_all_the_same(play: Any) -> None:

@@ -40,6 +40,7 @@ def test_a_run_as_long_as_its_warm_up_only_warms_up() -> None:
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_the_rate_never_exceeds_lr_and_never_falls_before_the_warm_up_ends(schedule: str) -> None:
-    actual = rates(list(range(1, 101)), warmup_steps=10, schedule=schedule, min_lr_frac=0.1)
+    floor = {} if schedule == "constant" else {"min_lr_frac": 0.1}
+    actual = rates(list(range(1, 101)), warmup_steps=10, schedule=schedule, **floor)
     assert max(actual) == 1.0 and min(actual) >= 0.1 - 1e-12
     assert actual[:10] == sorted(actual[:10]) and actual[10:] == sorted(actual[10:], reverse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.util
 import json
@@ -17,10 +16,11 @@ from typing import Any
 
 from posttrain.config import cache_dir
 from posttrain.errors import ModelError, NetworkError
+from posttrain.names import did_you_mean
+from posttrain.training.models import tiny
 from posttrain.training.models.folder import check_folder
 from posttrain.training.models.gguf import Progress, write_folder
 from posttrain.training.models.store import build_in_place
-from posttrain.training.models.tiny import write_tiny_char
 
 # Written last into a cached folder. Another source or another format means: build it anew.
 _STAMP = "posttrain-model.json"
@@ -123,10 +123,7 @@ def _known_names() -> str:
 
 
 def _nearest(name: str) -> str:
-    last = name.lower().rsplit("/", 1)[-1]
-    close = difflib.get_close_matches(last, MODELS, n=1, cutoff=0.5)
-    close += [known for known in MODELS if len(last) > 3 and known.startswith(last)]
-    return f"; did you mean {close[0]}?" if close else "; check the path"
+    return did_you_mean(name.rsplit("/", 1)[-1], MODELS) or "; check the path"
 
 
 # --- known models -----------------------------------------------------------------------------
@@ -134,11 +131,12 @@ def _nearest(name: str) -> str:
 
 def _stamp(model: KnownModel) -> dict[str, object]:
     source = model.source
-    return {
-        "name": model.name,
-        "format": _FORMAT,
-        "source": None if source is None else {"package": str(source), "sha256": source.sha256},
-    }
+    origin: dict[str, object] = (
+        {"tiny": tiny.REVISION}
+        if source is None
+        else {"package": str(source), "sha256": source.sha256}
+    )
+    return {"name": model.name, "format": _FORMAT, "source": origin}
 
 
 def _known_folder(model: KnownModel, download: bool, say: Progress) -> Path:
@@ -153,7 +151,7 @@ def _known_folder(model: KnownModel, download: bool, say: Progress) -> Path:
 
     def build(folder: Path) -> None:
         if model.source is None:
-            write_tiny_char(folder)
+            tiny.write_tiny_char(folder)
         else:
             say(f"{model.name} is not in the cache yet; making it once in {target}")
             _fetch_and_convert(model.source, folder, say)

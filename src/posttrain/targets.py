@@ -5,7 +5,7 @@ Standard library only: grader workers import this before anything else.
 
 from __future__ import annotations
 
-import difflib
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -71,7 +71,9 @@ def load_module(target: Target, folders: Iterable[Path] = ()) -> ModuleType:
         return importlib.import_module(target.place)
     path = find_file(target.place, folders)
     _prepend(path.parent)
-    name = f"_reward_{path.stem}"  # prefixed: a user's math.py must not replace the library's
+    # Prefixed, since a user's math.py must not replace the library's, and with the folder in it,
+    # since two files of one name are two modules.
+    name = f"_target_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be loaded as a Python module")
@@ -90,16 +92,6 @@ def function_names(module: ModuleType) -> list[str]:
         and value.__module__ == module.__name__
         and not name.startswith("_")
     ]
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant: the same but for case, else the closest spelling."""
-    pool = list(names)
-    for candidate in pool:
-        if candidate.casefold() == name.casefold():
-            return candidate
-    close = difflib.get_close_matches(name, pool, n=1)
-    return close[0] if close else None
 
 
 def _prepend(*folders: Path) -> None:
