@@ -28,7 +28,8 @@ def test_every_shipped_recipe_loads_and_claims_something(source: Any) -> None:
         claim = recipe.expect
         assert claim is not None, f"{path} has no [expect]"
         assert claim.accuracy_after_min is not None, f"{path} does not say what it reaches"
-        assert claim.accuracy_after_min > (claim.accuracy_before_max or 0), f"{path} learns nothing"
+        learns = claim.accuracy_after_min > (claim.accuracy_before_max or 0)
+        assert learns or "template" in recipe.description, f"{path} claims to learn nothing"
 
 
 # --- documents ----------------------------------------------------------------------------------
