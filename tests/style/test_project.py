@@ -119,3 +119,10 @@ def test_constraints_satisfy_what_the_project_declares(source: Any) -> None:
 
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_no_document_holds_a_placeholder(source: Any) -> None:
+    documents = [*source.root.glob("*.md"), *(source.root / "docs").rglob("*.md")]
+    assert len(documents) > 10
+    for path in documents:
+        assert "@@" not in path.read_text(encoding="utf-8"), f"{path} has a number left to fill in"
