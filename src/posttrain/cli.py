@@ -85,7 +85,7 @@ def replay(
     run: RunArg,
     overrides: OverridesArg = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Check every byte and re-train every step.")
+        bool, typer.Option("--verify", help="Check every byte of the segments and re-train.")
     ] = False,
     to: Annotated[
         Path | None, typer.Option(help="Export the re-trained policy into this new folder.")

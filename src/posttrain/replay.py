@@ -59,7 +59,8 @@ def rebuild(run_dir: Path, step: int | None, observer: Observer) -> tuple[Traina
 def verify(
     run_dir: Path, observer: Observer, on_step: Callable[[StepResult], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Check every byte of the journal, then train every step again from the initial model.
+    """Check every byte of the segments and what the database says of them, then train every step
+    again from the initial model. Metrics and reports in the database have no checksum.
 
     Raises JournalCorruptError naming file and offset, or ReplayMismatchError naming the step.
     """
