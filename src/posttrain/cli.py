@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -182,6 +183,9 @@ def _main(
 
 def main() -> None:
     """Entry point: 0 finished, 1 failed, 2 bad arguments or recipe, 130 interrupted."""
+    # OpenMP threads that spin make a step many times slower once another process wants a core; on
+    # idle cores it costs under a fifth of the sampling speed (docs/log.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()  # turns a KeyboardInterrupt into exit status 130
     except PosttrainError as error:

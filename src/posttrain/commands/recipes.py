@@ -17,5 +17,5 @@ def recipes_command(as_json: bool) -> None:
         print(json.dumps(rows))
         return
     for row in rows:
-        print(f"{row['name']}: {row['description']}")
+        print(f"{row['name']}: {row['description']}\n    {row['file']}")
     print("run one with: posttrain train NAME; its file is a template for your own")

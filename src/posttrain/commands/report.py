@@ -31,6 +31,11 @@ def print_report(run_dir: Path, summary: Mapping[str, Any]) -> None:
         f"draws: {draws['drawn']} drawn = {draws['trained']} trained + "
         f"{sum(draws['dropped'].values())} dropped ({dropped or 'none'}) + {draws['open']} open"
     )
+    if draws["drawn"] and not draws["trained"]:
+        console.print(
+            "NOTHING WAS TRAINED: no group had different rewards; the task is too hard or too easy "
+            "for this model, or the reward does not read its answers"
+        )
     evaluation = summary["evaluation"]
     if evaluation and "after" in evaluation:
         _print_learning(console, evaluation)

@@ -14,6 +14,7 @@ from pathlib import Path
 from posttrain.commands.display import JsonObserver, Terminal, observer_for
 from posttrain.commands.report import print_report
 from posttrain.config import Recipe
+from posttrain.errors import ConfigError
 from posttrain.recipe_files import load_recipe
 
 
@@ -22,6 +23,8 @@ def train_command(
 ) -> None:
     """Resolve, run, report. Raises KeyboardInterrupt when it was interrupted, however that came."""
     recipe, base_dir = load_recipe(name, overrides)
+    if run_dir is None and resume:
+        raise ConfigError("--resume needs the run to go on with: add --run-dir DIR")
     if run_dir is None:
         run_dir = Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
     run_dir = run_dir.absolute()

@@ -128,7 +128,8 @@ class Policy:
         """
         implementation = self.model.config._attn_implementation
         exact = dict(self.model.state_dict()) | self._under_every_name(masters or {})
-        state = {name: tensor.detach().to(dtype) for name, tensor in exact.items()}
+        once = {tensor.data_ptr(): tensor.detach().to(dtype) for tensor in exact.values()}
+        state = {name: once[tensor.data_ptr()] for name, tensor in exact.items()}  # tied stays tied
         self.model.config._attn_implementation = "sdpa"
         try:
             self.model.save_pretrained(folder, state_dict=state)
