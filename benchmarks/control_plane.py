@@ -25,7 +25,7 @@ from _harness import Report, add_work_dir, argument_parser, finish, positive, sc
 from transformers import AutoTokenizer
 
 from posttrain import loop
-from posttrain.algo.algorithm import build_algorithm
+from posttrain.algo.builder import build_algorithm
 from posttrain.config import RlooConfig
 from posttrain.data.curriculum import UniformCurriculum
 from posttrain.data.packing import pack
@@ -101,6 +101,7 @@ class PackingLearner:
     def __init__(self) -> None:
         self.policy_version = 0
         self.num_rows = 0
+        self.memory: dict[str, float] = {}
 
     def step(self, batch: TrainBatch) -> StepResult:
         self.num_rows += sum(m.num_rows for m in pack(batch.samples, MICROBATCH_ROWS))

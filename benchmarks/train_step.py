@@ -20,8 +20,15 @@ import torch
 from _harness import Report, add_threads, argument_parser, finish, positive, progress, this_machine
 from transformers import AutoModelForCausalLM
 
-from posttrain.algo.algorithm import build_algorithm
-from posttrain.config import LearnerConfig, ModelConfig, OptimConfig, Recipe, ReverseConfig
+from posttrain.algo.builder import build_algorithm
+from posttrain.config import (
+    LearnerConfig,
+    ModelConfig,
+    OptimConfig,
+    Recipe,
+    ReverseConfig,
+    RlooConfig,
+)
 from posttrain.data.packing import pack
 from posttrain.randomness import stream
 from posttrain.training.learner import InlineLearner
@@ -57,7 +64,8 @@ def shared_samples(args: argparse.Namespace, completion: int, vocab: int) -> lis
                     loss_mask=mask,
                     sampler_logprobs=np.where(mask, np.float32(-1), np.float32(0)),
                     policy_versions=np.where(mask, 0, -1).astype(np.int32),
-                    advantages=np.where(mask, advantage, np.float32(0)),
+                    turn_index=np.where(mask, 0, -1).astype(np.int32),
+                    streams={"policy": np.where(mask, advantage, np.float32(0))},
                     draw_id=group,
                     sample_index=index,
                 )
@@ -133,7 +141,7 @@ class PlainTransformers:
         for row, sample in enumerate(samples):
             ids[row, -len(sample) :] = torch.from_numpy(sample.token_ids)
             mask[row, -len(sample) :] = 1
-            weights[row, -len(sample) :] = torch.from_numpy(sample.advantages)
+            weights[row, -len(sample) :] = torch.from_numpy(sample.streams["policy"])
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         logits = self._model(
             input_ids=ids,
@@ -233,6 +241,7 @@ def main() -> None:
         num_steps=1_000_000,
         model=ModelConfig(path=args.model, dtype=args.dtype),
         env=ReverseConfig(),
+        algo=RlooConfig(corrections=()),  # the plain step has none
         optim=OptimConfig(lr=1e-9),  # the weights stay what they are, every round is the same
         learner=LearnerConfig(max_tokens_per_microbatch=args.max_tokens),
     )

@@ -139,6 +139,7 @@ def _train_sample(
     advantage: float = 1.0,
     draw_id: int = 0,
     sample_index: int = 0,
+    stream: str = "policy",
 ) -> TrainSample:
     mask = np.arange(len(prompt) + len(completion)) >= len(prompt)
     return TrainSample(
@@ -148,7 +149,8 @@ def _train_sample(
             [np.zeros(len(prompt), np.float32), completion.sampler_logprobs]
         ),
         policy_versions=np.where(mask, 0, -1).astype(np.int32),
-        advantages=np.where(mask, advantage, 0).astype(np.float32),
+        turn_index=np.where(mask, 0, -1).astype(np.int32),
+        streams={stream: np.where(mask, advantage, 0).astype(np.float32)},
         draw_id=draw_id,
         sample_index=sample_index,
     )

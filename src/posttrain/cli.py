@@ -107,11 +107,14 @@ def export(
     dtype: Annotated[
         str | None, typer.Option(help="bfloat16 or float32; default: the run's compute type.")
     ] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Only the adapter of a LoRA run, as peft writes it.")
+    ] = False,
 ) -> None:
     """Write a Hugging Face folder that transformers and vLLM load."""
     from posttrain.commands.export import export_command
 
-    export_command(run, to, step, dtype)
+    export_command(run, to, step, dtype, adapter)
 
 
 @app.command()

@@ -17,12 +17,10 @@ from dataclasses import dataclass, replace
 from posttrain.algo.algorithm import Algorithm
 from posttrain.data.samples import build_batch, fingerprint
 from posttrain.errors import ReplayMismatchError
-from posttrain.evaluation.evaluator import Evaluator
 from posttrain.evaluation.schedule import EvaluationSchedule
 from posttrain.journal import Journal
-from posttrain.protocols import Learner, Sampler
+from posttrain.protocols import GroupEvaluator, GroupSource, Learner, Sampler
 from posttrain.rollout.health import refuse_sick_batch
-from posttrain.rollout.producer import RolloutProducer
 from posttrain.telemetry.observer import Observer
 from posttrain.training.checkpoints import CheckpointStore
 from posttrain.training.health import refuse_sick_learner
@@ -39,8 +37,8 @@ class Parts:
     learner: Learner
     sampler: Sampler
     algorithm: Algorithm
-    rollouts: RolloutProducer
-    evaluator: Evaluator
+    rollouts: GroupSource
+    evaluator: GroupEvaluator
     schedule: EvaluationSchedule
     journal: Journal
     checkpoints: CheckpointStore
@@ -55,7 +53,7 @@ async def run(p: Parts) -> None:
     while p.learner.policy_version < p.num_steps:
         groups = await p.rollouts.take(p.learner.policy_version)
         clock.lap("time/rollout_s")
-        batch = build_batch(p.learner.policy_version + 1, groups, p.algorithm)
+        batch = build_batch(p.learner.policy_version + 1, groups, p.algorithm, p.learner.memory)
         refuse_sick_batch(groups, batch, p.journal, p.max_invalid_frac)
         p.journal.begin_step(batch, fingerprint(batch))
         clock.lap("time/other_s")
@@ -107,7 +105,7 @@ def redo(
     limit = None if up_to is None else max(0, up_to - done)
     for record in journal.steps(after=done, limit=limit):
         groups = [journal.group(draw_id) for draw_id in record.draw_ids]
-        batch = build_batch(record.step, groups, algorithm)
+        batch = build_batch(record.step, groups, algorithm, learner.memory)
         if fingerprint(batch) != record.fingerprint:
             raise ReplayMismatchError(
                 f"step {record.step}: its groups give another batch than the one recorded "

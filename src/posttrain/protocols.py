@@ -6,9 +6,9 @@ producer of rollouts and the checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from posttrain.types import (
     Completion,
@@ -58,6 +58,11 @@ class Learner(Protocol):
     @property
     def policy_version(self) -> int:
         """Completed steps."""
+        ...
+
+    @property
+    def memory(self) -> MutableMapping[str, float]:
+        """What the algorithm remembers between steps; part of the saved state."""
         ...
 
     def step(self, batch: TrainBatch) -> StepResult:
@@ -133,6 +138,30 @@ class Curriculum(Protocol):
     def task(self, draw: Draw) -> Task: ...
 
     def observe(self, group: Group) -> None: ...
+
+
+@runtime_checkable
+class GroupSource(Protocol):
+    """Hands out the groups that a step trains, in the order of their draws."""
+
+    async def take(self, policy_version: int) -> list[Group]:
+        """The groups of the next step, journalled."""
+        ...
+
+    async def close(self) -> None:
+        """Stop what is in flight; its draws stay open in the journal."""
+        ...
+
+
+@runtime_checkable
+class GroupEvaluator(Protocol):
+    """Measures a policy version on what is held out."""
+
+    async def evaluate(
+        self, policy_version: int, progress: Callable[[int, int], None]
+    ) -> tuple[dict[str, Any], list[Group]]:
+        """The JSON-able report, and the groups it is about."""
+        ...
 
 
 class DrawJournal(Protocol):

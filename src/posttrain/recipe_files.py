@@ -14,9 +14,12 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from posttrain.config import DatasetConfig, PythonEnvConfig, Recipe
+from posttrain.config import DatasetConfig, MixtureConfig, PythonEnvConfig, Recipe, Section
 from posttrain.errors import ConfigError
 from posttrain.names import did_you_mean, nearest
+
+RECIPE = "recipe:"
+"""Begins the path of a model that a recipe trains."""
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -54,8 +57,21 @@ def resolve(values: dict[str, Any], overrides: Sequence[str], source: str) -> Re
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The resolved recipe, every default written out; unset optional keys are left out."""
-    return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True))
+    """The resolved recipe, every default written out. Unset optional keys are left out; what is
+    on by default and switched off is "none"."""
+    return tomli_w.dumps(_without_null(recipe, recipe.model_dump(mode="json")))
+
+
+def _without_null(section: Any, dumped: Any) -> Any:
+    if isinstance(section, Section):
+        values = {name: _without_null(getattr(section, name), dumped[name]) for name in dumped}
+        off = {n: "none" for n, v in values.items() if v is None and section.switches_off(n)}
+        return {n: v for n, v in values.items() if v is not None} | off
+    if isinstance(section, tuple):
+        return [_without_null(s, d) for s, d in zip(section, dumped, strict=True)]
+    if isinstance(section, Mapping):
+        return {name: _without_null(section[name], dumped[name]) for name in dumped}
+    return dumped
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -72,22 +88,55 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") ->
 
 def _with_absolute_paths(recipe: Recipe, folder: Path) -> Recipe:
     """Files of a recipe lie beside it or in the working directory; a run records where."""
-    given = recipe.model.path  # a bare word may be a known model's name
-    if given.startswith(("~", ".", "/")) or ("/" in given and Path(given).is_dir()):
-        model = recipe.model.model_copy(update={"path": _absolute(recipe.model.path, Path.cwd())})
-        recipe = recipe.model_copy(update={"model": model})
-    env = recipe.env
+    changed: dict[str, Any] = {
+        "model": recipe.model.model_copy(update={"path": _model_path(recipe.model.path, folder)}),
+        "algo": _teacher_absolute(recipe.algo, folder),
+        "algo_for": {n: _teacher_absolute(algo, folder) for n, algo in recipe.algo_for.items()},
+    }
+    if recipe.data is not None:
+        changed["data"] = recipe.data.model_copy(update=_data_paths(recipe.data, folder))
+    if isinstance(recipe.env, MixtureConfig):
+        members = {name: _env_absolute(env, folder) for name, env in recipe.env.members.items()}
+        changed["env"] = recipe.env.model_copy(update={"members": members})
+    elif recipe.env is not None:
+        changed["env"] = _env_absolute(recipe.env, folder)
+    return recipe.model_copy(update=changed)
+
+
+def _env_absolute(env: Any, folder: Path) -> Any:
     if isinstance(env, PythonEnvConfig):
-        return recipe.model_copy(
-            update={"env": env.model_copy(update={"target": _target(env.target, folder)})}
-        )
+        return env.model_copy(update={"target": _target(env.target, folder)})
     if not isinstance(env, DatasetConfig):
-        return recipe
-    changed = {"path": _absolute(env.path, folder)}
-    if env.eval_path is not None:
-        changed["eval_path"] = _absolute(env.eval_path, folder)
-    changed["reward"] = _target(env.reward, folder)
-    return recipe.model_copy(update={"env": env.model_copy(update=changed)})
+        return env
+    changed = {**_data_paths(env, folder), "reward": _target(env.reward, folder)}
+    return env.model_copy(update=changed)
+
+
+def _data_paths(section: Any, folder: Path) -> dict[str, str]:
+    names = ("path", "eval_path") if section.eval_path is not None else ("path",)
+    return {name: _absolute(getattr(section, name), folder) for name in names}
+
+
+def _teacher_absolute(algo: Any, folder: Path) -> Any:
+    if not hasattr(algo, "teacher"):
+        return algo
+    return algo.model_copy(update={"teacher": _model_path(algo.teacher, folder)})
+
+
+def _model_path(given: str, folder: Path) -> str:
+    """A bare word may be a known model's name, or a shipped recipe's after "recipe:"."""
+    if given.startswith(RECIPE):
+        file = given.removeprefix(RECIPE)
+        return given if file in shipped_recipes() else f"{RECIPE}{_absolute(file, folder)}"
+    if given.startswith(("~", ".", "/")) or ("/" in given and Path(given).is_dir()):
+        return _absolute(given, Path.cwd())
+    return given
+
+
+def trained_models(recipe: Recipe) -> list[str]:
+    """The models that a recipe takes from other recipes, as "recipe:NAME"."""
+    named = (recipe.model.path, getattr(recipe.algo, "teacher", ""))
+    return [path for path in dict.fromkeys(named) if path.startswith(RECIPE)]
 
 
 def _target(text: str, folder: Path) -> str:
@@ -132,12 +181,17 @@ def _apply(values: dict[str, Any], override: str, source: str) -> None:
     target[leaf] = _parse(text.strip(), none_is_text=_has_choice(key, "none"))
 
 
-def _fill_default_types(values: dict[str, Any]) -> None:
-    """A section that may be left out may leave out its type: `algo.clip_low=0.1` is enough."""
-    for name, field in Recipe.model_fields.items():
-        section = values.get(name)
-        if field.discriminator and field.default_factory and isinstance(section, dict):
-            section.setdefault("type", field.get_default(call_default_factory=True).type)
+def _fill_default_types(values: dict[str, Any], section: type[BaseModel] = Recipe) -> None:
+    """A section that may be left out may leave out its type: `algo.loss.cap=2` is enough."""
+    for name, field in section.model_fields.items():
+        inner, options = values.get(name), models_in(field.annotation)
+        if not isinstance(inner, dict) or not options or _is_container(field.annotation):
+            continue
+        if len(options) > 1 and field.default_factory:
+            inner.setdefault("type", field.get_default(call_default_factory=True).type)
+        for model in options:
+            if len(options) == 1 or model.model_fields["type"].default == inner.get("type"):
+                _fill_default_types(inner, model)
 
 
 def _has_choice(key: str, choice: str) -> bool:
@@ -145,8 +199,11 @@ def _has_choice(key: str, choice: str) -> bool:
     options: list[type[BaseModel]] = [Recipe]
     found: list[Any] = []
     for part in key.split("."):
+        if any(_is_container(annotation) for annotation in found):
+            found = []  # the part is a name in a table or a place in a list
+            continue
         found = [m.model_fields[part].annotation for m in options if part in m.model_fields]
-        options = [model for annotation in found for model in _models_in(annotation)]
+        options = [model for annotation in found for model in models_in(annotation)]
     return any(choice in typing.get_args(annotation) for annotation in found)
 
 
@@ -162,11 +219,11 @@ def _parse(text: str, none_is_text: bool) -> Any:
 
 def _explain(error: Any, source: str) -> str:
     location = [str(part) for part in error["loc"]]
-    model, keys = _walk(location)
+    options, keys = _walk(location)
     key = ".".join(keys) or "the recipe"
     kind, given = error["type"], error.get("input")
     if kind == "extra_forbidden":
-        names = list(model.model_fields) if model else []
+        names = list(options[0].model_fields) if len(options) == 1 else []
         near = nearest(keys[-1], names)  # of the last part: what is before it was right
         meant = ".".join([*keys[:-1], near]) if near else ""
         hint = f"did you mean {meant}?" if near else f"known keys: {', '.join(names)}"
@@ -174,8 +231,7 @@ def _explain(error: Any, source: str) -> str:
     if kind == "missing":
         return f"recipe {source}: {key} is missing; add it"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        sections = _models_in(Recipe.model_fields[keys[0]].annotation)
-        tags = ", ".join(section.model_fields["type"].default for section in sections)
+        tags = ", ".join(model.model_fields["type"].default for model in options)
         if kind == "union_tag_not_found":
             return f"recipe {source}: {key} has no type; set {key}.type to one of {tags}"
         return f"recipe {source}: {key}.type is {error['ctx']['tag']!r}; use one of {tags}"
@@ -189,11 +245,16 @@ def _lower(message: str) -> str:
     return message[:1].lower() + message[1:]
 
 
-def _walk(location: Sequence[str]) -> tuple[type[BaseModel] | None, list[str]]:
-    """The section that a pydantic location ends in, and its keys without union tags."""
+def _walk(location: Sequence[str]) -> tuple[list[type[BaseModel]], list[str]]:
+    """The sections that a pydantic location may end in, and its keys without union tags."""
     options: list[type[BaseModel]] = [Recipe]
     keys: list[str] = []
+    annotation: Any = Recipe
     for part in location:
+        if _is_container(annotation):
+            keys.append(part)  # a name in a table or a place in a list
+            annotation = None
+            continue
         tagged = [m for m in options if len(options) > 1 and m.model_fields["type"].default == part]
         if tagged:
             options = tagged
@@ -201,17 +262,29 @@ def _walk(location: Sequence[str]) -> tuple[type[BaseModel] | None, list[str]]:
         keys.append(part)
         if len(options) != 1 or part not in options[0].model_fields:
             break
-        nested = _models_in(options[0].model_fields[part].annotation)
+        annotation = options[0].model_fields[part].annotation
+        nested = models_in(annotation)
         if not nested:
             break
         options = nested
-    return (options[0] if len(options) == 1 else None), keys
+    return options, keys
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def _is_container(annotation: Any) -> bool:
+    """Whether an annotation is a table of sections or a list of them, or may be one."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(map(_is_container, inner))
+    if origin is typing.Annotated:
+        return _is_container(inner[0])
+    return origin in (dict, tuple) and bool(models_in(annotation))
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The sections that a field may hold, in tables, lists and unions of unions too."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     origin = typing.get_origin(annotation)
-    if origin in (typing.Union, types.UnionType, typing.Annotated):
-        return [m for a in typing.get_args(annotation) for m in _models_in(a)]
+    if origin in (typing.Union, types.UnionType, typing.Annotated, dict, tuple):
+        return [m for a in typing.get_args(annotation) for m in models_in(a)]
     return []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from posttrain.build import Trainable, build_trainable, set_threads
 from posttrain.config import Recipe
@@ -14,7 +14,7 @@ from posttrain.data.samples import build_batch
 from posttrain.errors import ConfigError, JournalCorruptError, ModelError, RunDirectoryError
 from posttrain.journal import Journal, verify_segments
 from posttrain.loop import redo
-from posttrain.recipe_files import resolve
+from posttrain.recipe_files import models_in, resolve
 from posttrain.telemetry.observer import Observer
 from posttrain.training.checkpoints import CheckpointStore
 from posttrain.types import StepResult
@@ -30,9 +30,13 @@ def recorded_recipe(journal: Journal, overrides: Sequence[str] = ()) -> Recipe:
     """
     recipe = deepcopy(dict(journal.header.recipe))
     chosen = [o.partition("=")[2].strip(" \"'") for o in overrides if o.startswith("algo.type=")]
-    for model in get_args(Recipe.model_fields["algo"].annotation):
+    for model in models_in(Recipe.model_fields["algo"].annotation):
         if model.model_fields["type"].default in chosen:
-            recipe["algo"] = {k: v for k, v in recipe["algo"].items() if k in model.model_fields}
+            recipe["algo"] = {
+                key: value
+                for key, value in recipe["algo"].items()
+                if key in model.model_fields and value is not None
+            }
     return resolve(recipe, [f"threads={journal.header.threads}", *overrides], "of the run")
 
 
@@ -123,7 +127,7 @@ def what_if(
             if not record.finished:
                 continue
             groups = [journal.group(draw_id) for draw_id in record.draw_ids]
-            batch = build_batch(record.step, groups, trainable.algorithm)
+            batch = build_batch(record.step, groups, trainable.algorithm, trainable.learner.memory)
             result = trainable.learner.step(batch)
             on_step(result)
             rows.append(
@@ -142,7 +146,7 @@ def _initial(journal: Journal, recipe: Recipe, observer: Observer) -> Trainable:
     set_threads(recipe)
     trainable = build_trainable(recipe, observer)
     recorded = journal.events("initial_weights")
-    if recorded and recorded[0].payload["weights_hash"] != trainable.learner.weights_hash():
+    if recorded and recorded[0].payload["weights_hash"] != trainable.learner.policy_hash():
         raise ModelError(
             f"model {recipe.model.path}: its weights are not those that the run began with; "
             "restore the folder"

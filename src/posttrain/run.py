@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import importlib.util
 import json
 import logging
-import signal
 import time
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,20 +18,19 @@ from posttrain.build import (
     Rollable,
     Trainable,
     build_evaluator,
+    build_producer,
     build_rollable,
     build_spec,
     build_trainable,
     set_threads,
-    train_params,
 )
 from posttrain.config import Recipe
-from posttrain.data.curriculum import UniformCurriculum
 from posttrain.errors import JournalError, ModelError, RunDirectoryError, StorageError
-from posttrain.evaluation.evaluator import compare_reports
 from posttrain.evaluation.schedule import EvaluationSchedule
-from posttrain.journal import Journal, RunHeader, StepRecord
+from posttrain.interrupt import interruptible
+from posttrain.journal import Journal, RunHeader
 from posttrain.recipe_files import differences, to_toml
-from posttrain.rollout.producer import RolloutProducer
+from posttrain.summary import summarise
 from posttrain.telemetry.files import MetricsFile, write_json, write_text
 from posttrain.telemetry.observer import ContainedObserver, Observer
 from posttrain.training.checkpoints import CheckpointStore
@@ -44,7 +40,7 @@ logger = logging.getLogger("posttrain")
 CHANGEABLE_ON_RESUME = frozenset(
     {"threads", "description", "expect", "checkpoint.every", "checkpoint.keep"}
 )
-_PACKAGES = ("torch", "transformers", "safetensors", "numpy", "pydantic", "math-verify")
+_PACKAGES = ("torch", "transformers", "safetensors", "numpy", "pydantic", "math-verify", "peft")
 
 
 async def train(
@@ -68,7 +64,7 @@ async def train(
     threads = set_threads(recipe)
     spec = build_spec(recipe, base_dir)
     trainable = build_trainable(recipe, observer)
-    rollable = await build_rollable(recipe, spec, trainable.policy)
+    rollable = await build_rollable(recipe, spec, trainable.policy, base_dir)
     try:
         await asyncio.sleep(0)  # Ctrl-C during the loading is heard before anything is written
         with _open_journal(run_dir, recipe, threads, fresh) as journal:
@@ -108,7 +104,7 @@ class _Session:
         self._check_initial_weights()
         reason = "failed"
         try:
-            with _interruptible():
+            with interruptible():
                 await self._restore()
                 await self._train()
             reason = "finished"
@@ -132,7 +128,7 @@ class _Session:
 
     def _write_summary(self, reason: str, wall_s: float) -> dict[str, Any]:
         try:
-            summary = self._summary(reason, wall_s)
+            summary = summarise(self._recipe, self._journal, reason, wall_s)
             write_json(self._run_dir / "summary.json", summary)
         except (StorageError, JournalError) as error:
             if reason == "finished":
@@ -163,7 +159,7 @@ class _Session:
 
     def _check_initial_weights(self) -> None:
         """The model folder must be the one the run began with: redo starts from it."""
-        current = self._trainable.learner.weights_hash()
+        current = self._trainable.learner.policy_hash()
         recorded = self._journal.events("initial_weights")
         if not recorded:
             self._journal.record_event("initial_weights", {"weights_hash": current})
@@ -175,25 +171,6 @@ class _Session:
 
     def _parts(self) -> loop.Parts:
         recipe, journal = self._recipe, self._journal
-        curriculum = UniformCurriculum(self._rollable.train_tasks, recipe.seed)
-        open_draws = [
-            (draw, journal.group(draw.draw_id) if has_group else None)
-            for draw, has_group in journal.open_draws()
-        ]
-        consumed = len(journal.steps()) * recipe.rollout.groups_per_step
-        rollouts = RolloutProducer(
-            self._rollable.runner,
-            curriculum,
-            journal,
-            train_params(recipe),
-            groups_per_step=recipe.rollout.groups_per_step,
-            group_size=recipe.rollout.group_size,
-            max_policy_lag=recipe.max_policy_lag,
-            num_steps=recipe.num_steps,
-            next_draw_id=journal.next_draw_id(),
-            num_lost=journal.next_draw_id() - len(open_draws) - consumed,
-            open_draws=open_draws,
-        )
         return loop.Parts(
             num_steps=recipe.num_steps,
             max_invalid_frac=recipe.rollout.max_invalid_frac,
@@ -201,8 +178,8 @@ class _Session:
             learner=self._trainable.learner,
             sampler=self._rollable.sampler,
             algorithm=self._trainable.algorithm,
-            rollouts=rollouts,
-            evaluator=build_evaluator(recipe, self._rollable),
+            rollouts=build_producer(recipe, self._rollable, self._trainable.algorithm, journal),
+            evaluator=build_evaluator(recipe, self._rollable, self._trainable.learner),
             schedule=EvaluationSchedule(
                 recipe.num_steps, recipe.eval.every, recipe.eval.before, recipe.eval.after
             ),
@@ -210,23 +187,6 @@ class _Session:
             checkpoints=self._checkpoints,
             observer=_Recording(self._observer, self._metrics, journal),
         )
-
-    def _summary(self, reason: str, wall_s: float) -> dict[str, Any]:
-        steps = [s for s in self._journal.steps() if s.finished]
-        ledger = asdict(self._journal.ledger())
-        return {
-            "name": self._recipe.name,
-            "exit_reason": reason,
-            "steps": len(steps),
-            "num_steps": self._recipe.num_steps,
-            "skipped_steps": sum(1 for s in steps if s.skipped),
-            "weights_hash": steps[-1].weights_hash if steps else None,
-            "wall_s": wall_s,
-            "training_s": sum(s.metrics.get("time/step_s", 0.0) for s in steps),
-            "draws": ledger,
-            "invalid": _invalid_kinds(steps),
-            "evaluation": evaluation_summary(self._journal, self._recipe.seed),
-        }
 
 
 class _Recording:
@@ -244,34 +204,6 @@ class _Recording:
         (record,) = self._journal.steps(after=step - 1, limit=1)
         self._metrics.append(step, record.metrics, record.skipped)
         self._observer.step(step, num_steps, metrics)
-
-
-def _invalid_kinds(steps: Iterable[StepRecord]) -> dict[str, int]:
-    """Trajectories without a reward over the run, by reason."""
-    prefix, kinds = "trajectories/invalid/", Counter[str]()
-    for step in steps:
-        for name, count in step.metrics.items():
-            if name.startswith(prefix):
-                kinds[name.removeprefix(prefix)] += int(count)
-    return dict(sorted(kinds.items()))
-
-
-def evaluation_summary(journal: Journal, seed: int) -> dict[str, Any] | None:
-    """First against last evaluation, paired by task; None when there was none."""
-    records = sorted(journal.evaluations(), key=lambda e: e.policy_version)
-    if not records:
-        return None
-    before, after = records[0].report, records[-1].report
-    summary: dict[str, Any] = {"before": _without_tasks(before)}
-    if len(records) > 1:
-        summary["after"] = _without_tasks(after)
-        if before["correct"].keys() & after["correct"].keys():
-            summary["comparison"] = compare_reports(before, after, seed)
-    return summary
-
-
-def _without_tasks(report: Any) -> dict[str, Any]:
-    return {key: value for key, value in report.items() if key != "correct"}
 
 
 def _holds_journal(run_dir: Path) -> bool:
@@ -309,7 +241,8 @@ def _open_journal(run_dir: Path, recipe: Recipe, threads: int, fresh: bool) -> J
 
 
 def _packages() -> dict[str, str]:
-    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    installed = {name for name in _PACKAGES if importlib.util.find_spec(name.replace("-", "_"))}
+    versions = {name: importlib.metadata.version(name) for name in sorted(installed)}
     return {"posttrain": posttrain.__version__, **versions}
 
 
@@ -327,32 +260,3 @@ def _reopen(run_dir: Path, threads: int) -> Journal:
         listed = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items())
         logger.warning("packages changed since the run began, redone steps may differ: %s", listed)
     return journal
-
-
-class _interruptible:
-    """Ctrl-C and SIGTERM cancel the loop at its next wait; a second Ctrl-C ends the process.
-
-    Nothing is cut in the middle of a write: the loop only waits between them.
-    """
-
-    def __enter__(self) -> None:
-        task = asyncio.current_task()
-        self._loop = asyncio.get_running_loop()
-        assert task is not None
-
-        def stop() -> None:
-            self._remove()
-            task.cancel()
-
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._loop.add_signal_handler(number, stop)
-        except (ValueError, RuntimeError, NotImplementedError):
-            pass  # not the main thread, or no signals here: the caller's handlers stay
-
-    def _remove(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.remove_signal_handler(number)
-
-    def __exit__(self, *_: object) -> None:
-        self._remove()

@@ -16,9 +16,12 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_REWARD = 1e30
 """Larger rewards would overflow float32 sums."""
+
+AUXILIARY_ROLES = ("greedy", "hindsight")
+"""Roles of trajectories that serve their group and are no part of its statistics."""
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -28,11 +31,12 @@ Bool = NDArray[np.bool_]
 
 
 class TokenKind(IntEnum):
-    """Where a token came from. Only SAMPLED tokens are ever trained."""
+    """Where a token came from. Policy losses train SAMPLED tokens alone."""
 
     SAMPLED = 0
     SCAFFOLD = 1  # written by the chat template: headers, end-of-turn glue, generation prompt
     OBSERVATION = 2  # prompt, environment and tool content; sampled text that a fork replays
+    DEMONSTRATION = 3  # given to be imitated or compared; supervised losses train it
 
 
 class FinishReason(StrEnum):
@@ -407,7 +411,8 @@ class Completion:
 class Turn:
     """One model call: what was shown, the ids that were sent [P] int32, and what came back.
 
-    `observation` is what the environment showed since the previous turn.
+    `observation` is what the environment showed since the previous turn; `reward` is what the
+    environment gave for this turn alone, on top of the verdict's outcome.
 
     Example:
         >>> c = Completion.build([2], [-0.2], [0], FinishReason.EOS, "")
@@ -418,8 +423,11 @@ class Turn:
     prompt_token_ids: Int32
     completion: Completion
     observation: Observation | None = None
+    reward: float = 0.0
 
     def __post_init__(self) -> None:
+        if not math.isfinite(self.reward) or abs(self.reward) > MAX_REWARD:
+            raise ValueError(f"Turn.reward is {self.reward!r}; a reward must be a finite float")
         _check_vector(
             "Turn.prompt_token_ids", self.prompt_token_ids, np.int32, len(self.prompt_token_ids)
         )
@@ -468,7 +476,13 @@ class TokenSequence:
 
     @property
     def loss_mask(self) -> Bool:
+        """What the policy sampled."""
         return self.kinds == TokenKind.SAMPLED
+
+    @property
+    def trained_mask(self) -> Bool:
+        """What any loss may train: sampled and demonstrated tokens."""
+        return (self.kinds == TokenKind.SAMPLED) | (self.kinds == TokenKind.DEMONSTRATION)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -480,6 +494,10 @@ class Trajectory:
 
     More than one sequence means that the chat template rewrote history and the record forked;
     every sampled token is SAMPLED in exactly one of them.
+
+    `role` tells members of a group apart that are not plain siblings: "greedy" for the greedy
+    answer that ReMax compares with, "hindsight" for a demonstration made of a sibling's answer,
+    "demonstration", "chosen" and "rejected" for given ones, or a player of a game.
 
     Example:
         >>> c = Completion.build([7, 2], [-0.1, -0.2], [0, 0], FinishReason.EOS, "4")
@@ -499,6 +517,7 @@ class Trajectory:
     stop_reason: StopReason
     attempts: int = 1
     fingerprint: str = ""
+    role: str = ""
 
     def __post_init__(self) -> None:
         sampled = sum(len(turn.completion) for turn in self.turns)
@@ -535,7 +554,8 @@ class Trajectory:
 class Draw:
     """One task taken from the curriculum, with everything needed to repeat it.
 
-    `draw_id` counts from 0 over the run (train draws and evaluation draws count apart).
+    `draw_id` counts from 0 over the run (train draws and evaluation draws count apart);
+    `environment` names the member of a mixture that the task came from.
 
     Example:
         >>> Draw(3, "add-17", epoch=0, seed=99).task_id
@@ -546,6 +566,7 @@ class Draw:
     task_id: str
     epoch: int
     seed: int
+    environment: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -579,12 +600,20 @@ class Group:
         return iter(self.trajectories)
 
     @property
+    def siblings(self) -> tuple[Trajectory, ...]:
+        """The members that are compared with each other: without greedy and hindsight ones."""
+        return tuple(t for t in self.trajectories if t.role not in AUXILIARY_ROLES)
+
+    @property
     def valid(self) -> tuple[Trajectory, ...]:
-        return tuple(t for t in self.trajectories if isinstance(t.verdict, Scored))
+        """Siblings with a reward."""
+        return tuple(t for t in self.siblings if isinstance(t.verdict, Scored))
 
     @property
     def min_policy_version(self) -> int:
-        return min((t.min_policy_version for t in self.trajectories), default=-1)
+        """The oldest policy that sampled a token of it; -1 when nothing was sampled."""
+        versions = (t.min_policy_version for t in self.trajectories)
+        return min((version for version in versions if version >= 0), default=-1)
 
 
 # --- training ---------------------------------------------------------------------------------
@@ -593,12 +622,15 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class TrainSample:
     """One row of training: token_ids [L] int32, loss_mask [L] bool, sampler_logprobs [L] float32,
-    policy_versions [L] int32, advantages [L] float32 (0 outside the mask).
+    policy_versions [L] int32, turn_index [L] int32 (-1 outside the mask), and streams: for each
+    loss that reads this sample a weight per token [L] float32 (0 outside the mask). For a policy
+    loss the weights are advantages, or rewards where a token-level estimator makes them. `cut` is
+    True for the last sequence of a trajectory that a limit ended.
 
     Example:
         >>> s = TrainSample(np.array([1, 2], np.int32), np.array([False, True]),
-        ...     np.zeros(2, np.float32), np.array([-1, 0], np.int32),
-        ...     np.array([0, .5], np.float32), draw_id=0, sample_index=0)
+        ...     np.zeros(2, np.float32), np.array([-1, 0], np.int32), np.array([-1, 0], np.int32),
+        ...     {"policy": np.array([0, .5], np.float32)}, draw_id=0, sample_index=0)
         >>> s.num_loss_tokens
         1
     """
@@ -607,9 +639,11 @@ class TrainSample:
     loss_mask: Bool
     sampler_logprobs: Float32
     policy_versions: Int32
-    advantages: Float32
+    turn_index: Int32
+    streams: Mapping[str, Float32]
     draw_id: int
     sample_index: int
+    cut: bool = False
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
@@ -617,7 +651,9 @@ class TrainSample:
         _check_vector("TrainSample.loss_mask", self.loss_mask, np.bool_, length)
         _check_vector("TrainSample.sampler_logprobs", self.sampler_logprobs, np.float32, length)
         _check_vector("TrainSample.policy_versions", self.policy_versions, np.int32, length)
-        _check_vector("TrainSample.advantages", self.advantages, np.float32, length)
+        _check_vector("TrainSample.turn_index", self.turn_index, np.int32, length)
+        for name, weights in self.streams.items():
+            _check_vector(f"TrainSample.streams[{name!r}]", weights, np.float32, length)
         if length and self.loss_mask[0]:
             raise ValueError("TrainSample: token 0 has no context and cannot be trained")
 
@@ -658,20 +694,44 @@ class TrainBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Stream:
+    """The trained tokens that one loss reads: index [M] int64 into a micro-batch's N trained
+    tokens, ascending, and weights [M] float32.
+
+    Example:
+        >>> len(Stream(np.array([0, 2]), np.ones(2, np.float32)))
+        2
+    """
+
+    index: Int64
+    weights: Float32
+
+    def __post_init__(self) -> None:
+        _check_vector("Stream.weights", self.weights, np.float32, len(self.index))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+@dataclass(frozen=True, slots=True)
 class Microbatch:
     """Samples merged into a prefix tree for one forward pass, without padding.
 
     Rows: token_ids [T] int64, position_ids [T] int64. paths: the rows of each sample in order;
     first_owned: how many of them an earlier sample brought. Trained tokens, sample by sample:
-    predict_rows [N] int64 (the row whose logits predict it), labels [N] int64, sampler_logprobs
-    and advantages [N] float32, sample_index [N] int64 (which sample it belongs to).
+    predict_rows [N] int64 (the row whose logits predict it), own_rows [N] int64 (its own row),
+    sampler_logprobs [N] float32, policy_versions and turn_index [N] int64, sample_index [N] int64
+    (which sample it belongs to). owners: draw and number of the trajectory of each sample;
+    cut: whether a limit ended it there.
+    streams: what each loss reads.
 
     Example:
-        >>> m = Microbatch(np.array([1, 2]), np.array([0, 1]), (np.array([0, 1]),), (0,),
-        ...     np.array([0]), np.array([2]), np.zeros(1, np.float32), np.ones(1, np.float32),
-        ...     np.array([0]))
-        >>> m.num_rows, m.num_tokens, m.num_loss_tokens
-        (2, 2, 1)
+        >>> rows = np.array([0, 1])
+        >>> m = Microbatch(np.array([1, 2]), rows, (rows,), (0,), rows[:1], rows[1:],
+        ...     np.zeros(1, np.float32), rows[:1], rows[:1], rows[:1], ((7, 0),),
+        ...     {"policy": Stream(rows[:1], np.ones(1, np.float32))})
+        >>> m.num_rows, m.num_tokens, m.num_loss_tokens, m.labels.tolist()
+        (2, 2, 1, [2])
     """
 
     token_ids: Int64
@@ -679,18 +739,26 @@ class Microbatch:
     paths: tuple[Int64, ...]
     first_owned: tuple[int, ...]
     predict_rows: Int64
-    labels: Int64
+    own_rows: Int64
     sampler_logprobs: Float32
-    advantages: Float32
+    policy_versions: Int64
+    turn_index: Int64
     sample_index: Int64
+    owners: tuple[tuple[int, int], ...]
+    streams: Mapping[str, Stream]
+    cut: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         _check_vector("Microbatch.position_ids", self.position_ids, np.int64, self.num_rows)
         count = self.num_loss_tokens
-        _check_vector("Microbatch.predict_rows", self.predict_rows, np.int64, count)
+        for name in ("predict_rows", "policy_versions", "turn_index", "sample_index"):
+            _check_vector(f"Microbatch.{name}", getattr(self, name), np.int64, count)
         _check_vector("Microbatch.sampler_logprobs", self.sampler_logprobs, np.float32, count)
-        _check_vector("Microbatch.advantages", self.advantages, np.float32, count)
-        _check_vector("Microbatch.sample_index", self.sample_index, np.int64, count)
+
+    @property
+    def labels(self) -> Int64:
+        """The trained tokens [N]."""
+        return self.token_ids[self.own_rows]
 
     @property
     def num_rows(self) -> int:
@@ -703,7 +771,7 @@ class Microbatch:
 
     @property
     def num_loss_tokens(self) -> int:
-        return len(self.labels)
+        return len(self.own_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -731,7 +799,7 @@ class StepOutcome:
 
     `observation` is shown next unless the episode ended. `verdict` is for environments that grade
     themselves: at the end, and on the way what the episode is worth if a limit ends it there. It
-    is left None where a `Reward` judges.
+    is left None where a `Reward` judges. `reward` is for this turn alone and comes on top.
 
     Example:
         >>> StepOutcome(None, terminated=True).verdict is None
@@ -742,6 +810,7 @@ class StepOutcome:
     terminated: bool = False
     truncated: bool = False
     verdict: Verdict | None = None
+    reward: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.terminated or self.truncated) and self.observation is None:

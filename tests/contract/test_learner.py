@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posttrain.algo.algorithm import build_algorithm
+from posttrain.algo.builder import build_algorithm
 from posttrain.config import Recipe, ReverseConfig
 from posttrain.protocols import Learner
 from posttrain.training.learner import InlineLearner
@@ -89,6 +89,18 @@ def test_save_and_restore_continue_the_uninterrupted_run(
     expected, actual = (one.step(replace(batch, step=3)) for one in (whole, resumed))
     assert actual.weights_hash == expected.weights_hash
     assert actual.metrics["learner/grad_norm"] == expected.metrics["learner/grad_norm"]
+
+
+def test_what_the_algorithm_remembers_is_part_of_the_saved_state(
+    new_learner: Callable[[], Learner], tmp_path: Path
+) -> None:
+    learner = new_learner()
+    learner.memory["policy.kl_coef"] = 0.1 + 0.2
+    learner.save(tmp_path)
+    resumed = new_learner()
+    assert dict(resumed.memory) == {}
+    resumed.restore(tmp_path)
+    assert dict(resumed.memory) == {"policy.kl_coef": 0.1 + 0.2}
 
 
 def test_an_empty_batch_counts_as_a_step_and_moves_nothing(

@@ -65,8 +65,12 @@ def check(done: Any, run_dir: Path, *parts: str) -> None:
 
 SETTINGS: dict[str, tuple[list[str], list[str]]] = {
     "a mistyped key": (
-        ["algo.clip_hgih=0.3"],
-        ["recipe reverse.toml", "algo.clip_hgih is unknown", "did you mean algo.clip_high?"],
+        ["algo.loss.type=ppo_clip", "algo.loss.clip_hgih=0.3"],
+        [
+            "recipe reverse.toml",
+            "algo.loss.clip_hgih is unknown",
+            "did you mean algo.loss.clip_high?",
+        ],
     ),
     "a mistyped section": (["optm.lr=1"], ["optm is unknown", "did you mean optim?"]),
     "a key of another environment": (
@@ -83,7 +87,7 @@ SETTINGS: dict[str, tuple[list[str], list[str]]] = {
         ["algo.fixed_length=64"],
         ["aggregation", "fixed_length", "set both", "or neither"],
     ),
-    "a group of one": (["rollout.group_size=1"], ["rollout.group_size is 1", "equal to 2"]),
+    "a group of one": (["rollout.group_size=1"], ["rollout.group_size is 1", "use 2 or more"]),
     "groups that do not divide": (
         ["rollout.groups_per_step=6", "algo.num_minibatches=4"],
         ["rollout.groups_per_step 6", "algo.num_minibatches 4", "change one of them"],
@@ -151,7 +155,11 @@ def test_a_recipe_that_is_not_there_is_refused(
     ("text", "parts"),
     [
         ("num_steps = = 3", ["recipe bad.toml", "is not valid TOML", "line 1"]),
-        ("num_steps = 3", ["recipe bad.toml", "env is missing", "add it"]),
+        ("num_steps = 3", ["recipe bad.toml", "a recipe needs [env], or [data]"]),
+        (
+            "[env]\ntype = 'dataset'\nreward = 'math'",
+            ["recipe bad.toml", "env.path is missing", "add it"],
+        ),
         (
             "[env]\nlength = 3",
             ["recipe bad.toml", "env has no type", "set env.type to one of arithmetic, "],

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from posttrain import loop
-from posttrain.algo.algorithm import build_algorithm
+from posttrain.algo.builder import build_algorithm
 from posttrain.config import ReverseConfig, RlooConfig
 from posttrain.data.curriculum import UniformCurriculum
 from posttrain.envs.reverse import ReverseSpec
@@ -98,10 +98,13 @@ class HashLearner:
     def __init__(self) -> None:
         self.policy_version = 0
         self.weights = "initial"
+        self.memory: dict[str, float] = {}
 
     def step(self, batch: TrainBatch) -> StepResult:
         assert batch.step == self.policy_version + 1
-        seen = [(s.draw_id, s.token_ids.tolist(), s.advantages.tolist()) for s in batch.samples]
+        seen = [
+            (s.draw_id, s.token_ids.tolist(), s.streams["policy"].tolist()) for s in batch.samples
+        ]
         self.weights = hashlib.sha256(repr((self.weights, seen)).encode()).hexdigest()
         self.policy_version = batch.step
         return StepResult(batch.step, batch.step, self.weights, {"learner/loss": 0.0})

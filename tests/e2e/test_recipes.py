@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.algo.credit import Credit
+from posttrain.algo.credit import Credit, TurnWeights
 from posttrain.recipe_files import load_recipe, shipped_recipes
 
 SEEDS = {"reverse": (0, 1, 2), "binary-search": (0, 1, 2)}
@@ -52,12 +52,19 @@ def test_a_shortened_recipe_learns_and_with_negated_advantages_it_does_not(
     learned = reward_after(cli, tmp_path / "sound")
     from posttrain.algo.algorithm import Algorithm
 
-    sound = Algorithm.advantages
+    sound = Algorithm.credit
 
-    def negated(self: Algorithm, groups: Any) -> Credit:
-        credit = sound(self, groups)
-        return replace(credit, advantage={k: -v for k, v in credit.advantage.items()})
+    def opposite(weights: TurnWeights) -> TurnWeights:
+        return replace(weights, per_turn=tuple(-w for w in weights.per_turn))
 
-    monkeypatch.setattr(Algorithm, "advantages", negated)
+    def negated(self: Algorithm, *args: Any) -> Credit:
+        credit = sound(self, *args)
+        streams = {
+            key: {name: opposite(weights) for name, weights in own.items()}
+            for key, own in credit.streams.items()
+        }
+        return replace(credit, streams=streams)
+
+    monkeypatch.setattr(Algorithm, "credit", negated)
     spoiled = reward_after(cli, tmp_path / "negated")
     assert learned > 0.15 and spoiled < learned / 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from posttrain.algo.aggregation import Denominators, aggregate
 
-MODES = ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "fixed_length"]
+MODES = ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "fixed_length", "prompt_mean"]
 Rows = Sequence[torch.Tensor]  # losses per token of each sequence
 
 
@@ -20,16 +20,32 @@ def fixed(mode: str, length: int = 8) -> int | None:
     return length if mode == "fixed_length" else None
 
 
-def share(implementation: Callable, rows: Rows, step: Rows, mode: str) -> torch.Tensor:
-    """One micro-batch's share: `rows` of a whole `step`."""
+def share(
+    implementation: Callable,
+    rows: Rows,
+    step: Rows,
+    mode: str,
+    groups: tuple[Sequence[int], Sequence[int]] | None = None,
+) -> torch.Tensor:
+    """One micro-batch's share: `rows` of a whole `step`. `groups` says which group each of the rows
+    and each of the step's sequences belongs to; without it each is a group of its own."""
     dtype = step[0].dtype if step else torch.float64
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    per_token = torch.cat(list(rows)) if rows else torch.zeros(0, dtype=dtype)
+    num_sequences = sum(len(row) > 0 for row in step)
+    num_groups, group_lengths = num_sequences, lengths
+    if groups is not None:
+        of_group: dict[int, int] = {}
+        for group, row in zip(groups[1], step, strict=True):
+            of_group[group] = of_group.get(group, 0) + len(row)
+        num_groups = sum(length > 0 for length in of_group.values())
+        group_lengths = torch.tensor([of_group[g] for g in groups[0]], dtype=torch.int64)
     return implementation(
-        per_token,
+        torch.cat(list(rows)) if rows else torch.zeros(0, dtype=dtype),
         torch.arange(len(rows)).repeat_interleave(lengths),
         mode,
-        Denominators(sum(len(row) for row in step), sum(len(row) > 0 for row in step), lengths),
+        Denominators(
+            sum(len(row) for row in step), num_sequences, lengths, num_groups, group_lengths
+        ),
         fixed(mode),
     )
 
@@ -46,8 +62,13 @@ def agg_rows(vector, dtype=torch.float64) -> list[torch.Tensor]:
 def test_each_mode_gives_its_hand_value(mode, vector, dtype, matches):
     case = vector("agg_modes")
     rows = agg_rows(vector, dtype)
-    key = "fixed_length_dr_grpo" if mode == "fixed_length" else mode
-    matches(share(aggregate, rows, rows, mode), case["expected"][key], case["tolerance"])
+    names = {"fixed_length": "fixed_length_dr_grpo", "prompt_mean": "prompt_mean_of_token_means"}
+    prompts = case["inputs"]["prompt_groups"]
+    groups = [i for i, sequences in enumerate(prompts) for _ in sequences]
+    value = share(aggregate, rows, rows, mode, (groups, groups))
+    matches(value, case["expected"][names.get(mode, mode)], case["tolerance"])
+    if mode == "fixed_length":
+        assert abs(float(value) - case["expected"]["verl_norm_no_batch_div"]) > 1
 
 
 def check_distributed(implementation, rows: Rows, mode: str, expected_micro, total, matches):
@@ -85,7 +106,7 @@ def test_sequence_mean_over_ranks_is_the_batch_value(vector, dtype, matches):
 def check_splits(implementation: Callable, mode: str) -> None:
     """Same value and same gradient for accumulation 1, 2, 4 and 8 and for any sample order."""
     generator = torch.Generator().manual_seed(3)
-    lengths = [1, 7, 3, 5, 2, 9, 4, 1]
+    lengths, groups = [1, 7, 3, 5, 2, 9, 4, 1], [0, 0, 0, 1, 1, 2, 3, 3]
     base = [torch.randn(n, generator=generator, dtype=torch.float64) for n in lengths]
 
     def run(order: Sequence[int], num_micros: int) -> tuple[float, torch.Tensor]:
@@ -93,8 +114,9 @@ def check_splits(implementation: Callable, mode: str) -> None:
         size = len(order) // num_micros
         total = torch.zeros((), dtype=torch.float64)
         for start in range(0, len(order), size):
-            rows = [leaves[i] ** 2 for i in order[start : start + size]]
-            part = share(implementation, rows, base, mode)
+            chosen = order[start : start + size]
+            rows = [leaves[i] ** 2 for i in chosen]
+            part = share(implementation, rows, base, mode, ([groups[i] for i in chosen], groups))
             part.backward()
             total = total + part.detach()
         return float(total), torch.cat([leaf.grad for leaf in leaves if leaf.grad is not None])
@@ -115,7 +137,8 @@ def test_the_split_and_the_order_change_neither_value_nor_gradient(mode):
 
 def local_denominators(per_token, index, mode, denominators, fixed_length):
     lengths = denominators.sequence_lengths_S
-    local = Denominators(len(per_token), len(lengths), lengths)
+    groups = denominators.group_lengths_S
+    local = Denominators(len(per_token), len(lengths), lengths, len(set(groups.tolist())), groups)
     return aggregate(per_token, index, mode, local, fixed_length)
 
 
@@ -177,7 +200,7 @@ def test_a_step_without_tokens_gives_zero_loss_and_zero_gradients(mode):
         per_token[torch.zeros(4, dtype=torch.bool)],
         torch.zeros(0, dtype=torch.int64),
         mode,
-        Denominators(0, 0, torch.zeros(2, dtype=torch.int64)),
+        Denominators(0, 0, torch.zeros(2, dtype=torch.int64), 0, torch.zeros(2, dtype=torch.int64)),
         fixed(mode),
     )
     loss.backward()
@@ -197,7 +220,7 @@ def test_what_masked_positions_hold_never_reaches_loss_or_gradient(mode, garbage
             (logprobs[mask]) ** 2,
             index[mask],
             mode,
-            Denominators(3, 2, torch.tensor([2, 1])),
+            Denominators(3, 2, torch.tensor([2, 1]), 2, torch.tensor([2, 1])),
             fixed(mode),
         )
         loss.backward()
@@ -212,22 +235,42 @@ def test_what_masked_positions_hold_never_reaches_loss_or_gradient(mode, garbage
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.data())
 def test_any_cut_into_micro_batches_adds_up(lengths, data):
+    groups = [data.draw(st.integers(0, 2)) for _ in lengths]
     rows = [torch.arange(1.0, n + 1, dtype=torch.float64) for n in lengths]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
     edges = [0, *cuts, len(rows)]
     for mode in MODES:
-        whole = share(aggregate, rows, rows, mode)
-        parts = [share(aggregate, rows[a:b], rows, mode) for a, b in itertools.pairwise(edges)]
+        whole = share(aggregate, rows, rows, mode, (groups, groups))
+        parts = [
+            share(aggregate, rows[a:b], rows, mode, (groups[a:b], groups))
+            for a, b in itertools.pairwise(edges)
+        ]
         assert float(sum(parts)) == pytest.approx(float(whole), abs=1e-12)
 
 
-def test_denominators_smaller_than_the_micro_batch_are_refused():
+def test_a_group_cut_over_micro_batches_keeps_the_mean_of_all_its_tokens():
+    """Two sequences of one group, one and three tokens, next to a group of one token."""
+    step = [torch.tensor([4.0]), torch.ones(3), torch.tensor([2.0])]
+    groups = [5, 5, 9]
+    parts = [
+        share(aggregate, [step[i]], step, "prompt_mean", ([groups[i]], groups)) for i in range(3)
+    ]
+    assert float(sum(parts)) == pytest.approx(((4 + 3) / 4 + 2) / 2)
+
+
+@pytest.mark.parametrize(
+    ("mode", "counts"),
+    [("token_mean", (2, 1, 1)), ("seq_mean_token_sum", (3, 0, 1)), ("prompt_mean", (3, 1, 0))],
+)
+def test_denominators_smaller_than_the_micro_batch_are_refused(mode, counts):
+    tokens, sequences, groups = counts
+    lengths = torch.tensor([3])
     with pytest.raises(ValueError, match="counts of the whole step"):
         aggregate(
             torch.ones(3),
             torch.zeros(3, dtype=torch.int64),
-            "token_mean",
-            Denominators(2, 1, torch.tensor([3])),
+            mode,
+            Denominators(tokens, sequences, lengths, groups, lengths),
         )
 
 

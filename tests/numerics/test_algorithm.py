@@ -6,27 +6,42 @@ import pytest
 import torch
 
 from posttrain.algo.aggregation import Denominators
-from posttrain.algo.algorithm import build_algorithm
+from posttrain.algo.algorithm import Algorithm
+from posttrain.algo.builder import build_algorithm
+from posttrain.algo.component import LossOutput
 from posttrain.algo.logprobs import token_logprobs
 from posttrain.config import GrpoConfig, RlooConfig
+from posttrain.config.losses import PpoClipConfig
 
 AGGREGATIONS = [
     {"aggregation": "token_mean"},
     {"aggregation": "seq_mean_token_mean"},
     {"aggregation": "seq_mean_token_sum"},
     {"aggregation": "fixed_length", "fixed_length": 16},
+    {"aggregation": "prompt_mean"},
 ]
+
+
+def loss_of(
+    algorithm: Algorithm, denominators: Denominators, **columns: torch.Tensor
+) -> LossOutput:
+    """The policy loss as the learner makes it: prepared without gradient, then computed."""
+    (policy_loss,) = algorithm.components
+    columns["weights_N"] = columns.pop("advantages_N")
+    columns.setdefault("group_index_N", columns["sequence_index_N"])
+    fixed = {name: values.detach() for name, values in columns.items()}
+    return policy_loss.loss(columns | policy_loss.prepare(fixed, {}), denominators, {})
 
 
 def test_a_step_from_logits_and_rewards_to_the_gradient(group, vector, dtype, matches):
     case = vector("e2e_grpo_step")
     inputs, expected, tolerance = case["inputs"], case["expected"], case["tolerance"]
-    config = GrpoConfig(
-        clip_low=inputs["eps"], clip_high=inputs["eps"], std="group", std_eps=inputs["eps_std"]
-    )
+    clip = PpoClipConfig(clip_low=inputs["eps"], clip_high=inputs["eps"])
+    config = GrpoConfig(loss=clip, std="group", std_eps=inputs["eps_std"])
     algorithm = build_algorithm(config)
-    credit = algorithm.advantages([group(0, inputs["rewards"], lengths=[2, 1])])
-    advantages_B = torch.tensor([credit.advantage[0, i] for i in range(2)], dtype=torch.float64)
+    streams = algorithm.credit([group(0, inputs["rewards"], lengths=[2, 1])]).streams
+    per_turn = [streams[0, i]["policy"].per_turn for i in range(2)]
+    advantages_B = torch.tensor(per_turn, dtype=torch.float64)[:, 0]
     matches(advantages_B, expected["adv"], tolerance)
 
     logits = torch.tensor(inputs["logits"], dtype=dtype).requires_grad_(True)
@@ -35,13 +50,14 @@ def test_a_step_from_logits_and_rewards_to_the_gradient(group, vector, dtype, ma
     matches(logprobs.view(2, 2), expected["logp"], tolerance)
     policy = logprobs[mask.flatten()]
     sequence = torch.tensor([0, 0, 1])
-    output = algorithm.loss(
-        policy,
-        policy.detach(),
-        policy.detach(),
-        advantages_B.to(dtype)[sequence],
-        sequence,
+    output = loss_of(
+        algorithm,
         Denominators(3, 2, torch.tensor([2, 1])),
+        policy_logprobs_N=policy,
+        prox_logprobs_N=policy.detach(),
+        sampler_logprobs_N=policy.detach(),
+        advantages_N=advantages_B.to(dtype)[sequence],
+        sequence_index_N=sequence,
     )
     matches(output.loss, expected["loss"], tolerance)
     (gradient,) = torch.autograd.grad(output.loss, logits)
@@ -49,7 +65,8 @@ def test_a_step_from_logits_and_rewards_to_the_gradient(group, vector, dtype, ma
 
 
 def batch(dtype=torch.float64):
-    """Eight sequences of uneven length over one table of logits; advantages differ in sign."""
+    """Eight sequences of uneven length in three groups over one table of logits; advantages differ
+    in sign."""
     generator = torch.Generator().manual_seed(7)
     lengths = torch.tensor([3, 1, 6, 2, 5, 4, 1, 7])
     index = torch.arange(8).repeat_interleave(lengths)
@@ -57,6 +74,7 @@ def batch(dtype=torch.float64):
     return {
         "lengths": lengths,
         "index": index,
+        "groups": torch.tensor([0, 0, 0, 1, 1, 2, 2, 2]),
         "rows": torch.randint(0, 10, (total,), generator=generator),
         "labels": torch.randint(0, 6, (total,), generator=generator),
         "drift": 0.3 * torch.randn(total, generator=generator, dtype=dtype),
@@ -69,26 +87,35 @@ def step_gradient(algorithm, data, micros, table=None):
     """Value and gradient of the step, summed over micro-batches of whole sequences."""
     table = (data["table"] if table is None else table).clone().requires_grad_(True)
     value, stats = 0.0, None
+    (policy_loss,) = algorithm.components
+    group_lengths = torch.zeros(3, dtype=torch.int64)
+    group_lengths = group_lengths.index_add(0, data["groups"], data["lengths"])
     for sequences in micros:
-        keep = torch.isin(data["index"], torch.tensor(sequences, dtype=torch.int64))
+        mine = torch.tensor(sequences, dtype=torch.int64)
+        keep = torch.isin(data["index"], mine)
         local = {s: i for i, s in enumerate(sequences)}
         index = torch.tensor([local[int(s)] for s in data["index"][keep]], dtype=torch.int64)
         policy = token_logprobs(table[data["rows"][keep]], data["labels"][keep])
         fixed = token_logprobs(data["table"][data["rows"][keep]], data["labels"][keep])
-        output = algorithm.loss(
-            policy,
-            fixed + data["drift"][keep],
-            fixed,
-            data["advantages"][keep],
-            index,
+        output = loss_of(
+            algorithm,
             Denominators(
-                len(data["index"]), 8, data["lengths"][torch.tensor(sequences, dtype=torch.int64)]
+                len(data["index"]),
+                8,
+                data["lengths"][mine],
+                3,
+                group_lengths[data["groups"][mine]],
             ),
+            policy_logprobs_N=policy,
+            prox_logprobs_N=fixed + data["drift"][keep],
+            sampler_logprobs_N=fixed,
+            advantages_N=data["advantages"][keep],
+            sequence_index_N=index,
         )
         output.loss.backward()
         value += output.loss.item()
         stats = output.stats if stats is None else stats.merge(output.stats)
-    return value, table.grad, stats.metrics()
+    return value, table.grad, policy_loss.metrics(stats)
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda a: a["aggregation"])
@@ -142,22 +169,35 @@ def test_kept_flat_groups_only_rescale_the_others():
 
 def test_the_loss_goes_down_when_good_tokens_become_likelier():
     algorithm = build_algorithm(RlooConfig())
-    old = torch.full((2,), -1.0)
+    before = torch.full((2,), -1.0)
     advantages = torch.tensor([1.0, -1.0])
 
     def loss(policy: torch.Tensor) -> float:
         counts = Denominators(2, 2, torch.tensor([1, 1]))
-        return float(
-            algorithm.loss(policy, old, old, advantages, torch.tensor([0, 1]), counts).loss
+        output = loss_of(
+            algorithm,
+            counts,
+            policy_logprobs_N=policy,
+            prox_logprobs_N=before,
+            sampler_logprobs_N=before,
+            advantages_N=advantages,
+            sequence_index_N=torch.tensor([0, 1]),
         )
+        return float(output.loss)
 
-    assert loss(torch.tensor([-0.9, -1.1])) < loss(old) < loss(torch.tensor([-1.1, -0.9]))
+    assert loss(torch.tensor([-0.9, -1.1])) < loss(before) < loss(torch.tensor([-1.1, -0.9]))
 
 
 def test_half_precision_and_ragged_inputs_are_refused():
     algorithm, counts = build_algorithm(RlooConfig()), Denominators(2, 1, torch.tensor([2]))
     ones, index = torch.ones(2), torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"policy is torch\.bfloat16"):
-        algorithm.loss(ones.bfloat16(), ones, ones, ones, index, counts)
+    good = {
+        "prox_logprobs_N": ones,
+        "sampler_logprobs_N": ones,
+        "advantages_N": ones,
+        "sequence_index_N": index,
+    }
+    with pytest.raises(ValueError, match=r"policy_logprobs_N is torch\.bfloat16"):
+        loss_of(algorithm, counts, policy_logprobs_N=ones.bfloat16(), **good)
     with pytest.raises(ValueError, match="one entry per loss token"):
-        algorithm.loss(ones, ones, torch.ones(3), ones, index, counts)
+        loss_of(algorithm, counts, policy_logprobs_N=torch.ones(3), **good)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from posttrain.algo.entropy import entropy
@@ -53,3 +54,23 @@ def test_half_precision_logits_are_widened_first():
 def test_temperature_divides_the_logits():
     logits = torch.tensor([[2.0, 0.0, 1.0]], dtype=torch.float64)
     assert torch.equal(entropy(logits, temperature=0.5), entropy(2 * logits))
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    assert torch.autograd.gradcheck(entropy, (logits.requires_grad_(True),))
+
+
+def test_a_natural_gradient_step_changes_entropy_by_minus_the_covariance(vector):
+    case = vector("entropy_change_covariance")
+    logits = torch.tensor([case["inputs"]["logits"]], dtype=torch.float64)
+    values = torch.tensor([case["inputs"]["Q"]], dtype=torch.float64)
+    eta, pi, logp = case["inputs"]["eta"], logits.softmax(-1), logits.log_softmax(-1)
+    advantages = values - (pi * values).sum()
+    before = float(entropy(logits))
+    assert before == pytest.approx(case["expected"]["H_before"], abs=1e-9)
+    change = (float(entropy(logits + eta * advantages)) - before) / eta
+    assert change == pytest.approx(case["expected"]["dH_over_eta"], abs=1e-6)
+    minus_covariance = -float((pi * (logp - (pi * logp).sum()) * advantages).sum())
+    assert minus_covariance == pytest.approx(case["expected"]["minus_cov"], abs=1e-9)
+    assert change == pytest.approx(minus_covariance, rel=case["tolerance"])

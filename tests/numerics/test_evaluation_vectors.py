@@ -55,3 +55,20 @@ def test_zero_events(vector):
     case = vector("rule_of_three")
     trials, expected = case["inputs"]["n"], case["expected"]
     assert statistics.rule_of_three(trials) == pytest.approx(expected["upper95"], abs=1e-9)
+
+
+def test_sample_size_to_see_five_points(vector):
+    case = vector("sample_size")
+    inputs = case["inputs"]
+    size = statistics.sample_size_per_arm(
+        inputs["p"], inputs["delta"], alpha=inputs["alpha"], power=inputs["power"]
+    )
+    assert size == case["expected"]["n_per_arm"]
+    # Half the difference needs four times as many.
+    assert statistics.sample_size_per_arm(0.5, 0.025) == pytest.approx(4 * size, rel=1e-3)
+
+
+@pytest.mark.parametrize(("rate", "difference"), [(0.0, 0.1), (1.0, 0.1), (0.5, 0.0)])
+def test_a_sample_size_that_cannot_be_had_is_refused(rate, difference):
+    with pytest.raises(ValueError, match="need 0 < rate < 1"):
+        statistics.sample_size_per_arm(rate, difference)

@@ -31,6 +31,22 @@ def test_logprobs_at_half_temperature_of_two_tokens():
     assert float(token_logprobs(logits, label)) == pytest.approx(-0.12693, abs=1e-5)
 
 
+def test_full_vocabulary_logprobs_are_off_by_the_mass_that_top_p_kept(vector, dtype, matches):
+    """Report a10: the sampler renormalises over kept tokens; without the same mask in the trainer
+    the ratio is the kept mass, with it 1."""
+    case = vector("logprob_top_p_mass")
+    expected, tolerance = case["expected"], case["tolerance"]
+    probabilities = torch.tensor([case["inputs"]["p"]], dtype=dtype)
+    kept = torch.tensor([case["inputs"]["top_p_keep"]]).bool()
+    matches(probabilities[kept].sum(), expected["surviving_mass"], tolerance)
+    label, logits = torch.tensor([case["inputs"]["action"]]), probabilities.log()
+    trainer = token_logprobs(logits, label)
+    sampler = token_logprobs(logits.masked_fill(~kept, -torch.inf), label)
+    matches(sampler.exp(), [expected["processed_p"]], tolerance)
+    spurious = expected["spurious_ratio_if_trainer_uses_full_vocab"]
+    matches(log_ratio(trainer, sampler).exp(), [spurious], tolerance)
+
+
 def shifted(logits_LV: torch.Tensor, tokens_L: torch.Tensor) -> torch.Tensor:
     return token_logprobs(logits_LV[:-1], tokens_L[1:])
 

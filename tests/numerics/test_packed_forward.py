@@ -174,7 +174,9 @@ def test_gradients_do_not_depend_on_what_is_packed_together(
         for cut in cuts:
             (micro,) = pack(cut, 10_000)
             out = score_tokens(policy, micro, TEMPERATURE)
-            (out.policy_logprobs_N * torch.from_numpy(micro.advantages)).sum().backward()
+            (
+                out.policy_logprobs_N * torch.from_numpy(micro.streams["policy"].weights)
+            ).sum().backward()
         return torch.cat([p.grad.flatten() for p in policy.model.parameters()])
 
     whole, alone = gradient([samples]), gradient([[s] for s in samples])

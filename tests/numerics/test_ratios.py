@@ -1,4 +1,4 @@
-"""Ratios: direction, effective sample size, and statistics that add up over micro-batches."""
+"""Log-ratios: direction, what truncated sampling does to them, prox without a forward pass."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ import math
 import pytest
 import torch
 
-from posttrain.algo.losses import ppo_clip
-from posttrain.algo.ratios import ess_frac, log_mismatch, mismatch_k3
-from posttrain.algo.token_stats import TokenStats, token_stats
-
-
-def stats_of(policy, prox, sampler, advantages) -> TokenStats:
-    return token_stats(
-        policy, prox, sampler, advantages, ppo_clip(policy, prox, advantages, 0.2, 0.28)
-    )
-
-
-def random_tokens(count: int) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(4)
-    prox = -torch.rand(count, generator=generator, dtype=torch.float64) * 5
-    policy = prox + 0.3 * torch.randn(count, generator=generator, dtype=torch.float64)
-    sampler = prox + 0.1 * torch.randn(count, generator=generator, dtype=torch.float64)
-    return [policy, prox, sampler, torch.randn(count, generator=generator, dtype=torch.float64)]
+from posttrain.algo.logprobs import token_logprobs
+from posttrain.algo.ratios import (
+    chi2,
+    ess_frac,
+    log_mismatch,
+    log_ratio,
+    mismatch_k3,
+    prox_loglinear,
+    sequence_weight,
+)
 
 
 def test_effective_sample_size(vector, dtype, matches):
@@ -49,57 +42,65 @@ def test_the_expected_weight_under_the_sampler_is_one_and_k3_is_the_kl():
     assert float((sampler * mismatch_k3(gap)).sum()) == pytest.approx(exact, abs=1e-12)
 
 
-def test_metrics_of_known_tokens():
-    prox = torch.zeros(4, dtype=torch.float64)
-    sampler = -torch.tensor([0.5, 1.0, 1.5, 4.0], dtype=torch.float64).log()
-    policy = torch.tensor([0.5, 1.0, 1.5, 1.1], dtype=torch.float64).log()
-    advantages = torch.tensor([-1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
-    metrics = stats_of(policy, prox, sampler, advantages).metrics()
-    gaps = [math.log(w) for w in (0.5, 1.0, 1.5, 4.0)]
-    expected = {
-        "policy/ratio_mean": 4.1 / 4,
-        "policy/ratio_max": 1.5,
-        "policy/clip_low_frac": 0.25,
-        "policy/clip_high_frac": 0.25,
-        "policy/kl_k1": -sum(math.log(r) for r in (0.5, 1.0, 1.5, 1.1)) / 4,
-        "policy/kl_k3": sum(r - 1 - math.log(r) for r in (0.5, 1.0, 1.5, 1.1)) / 4,
-        "mismatch/mean": sum(gaps) / 4,
-        "mismatch/abs_mean": sum(map(abs, gaps)) / 4,
-        "mismatch/abs_max": math.log(4.0),
-        "mismatch/k3": sum(math.exp(g) - 1 - g for g in gaps) / 4,
-        "mismatch/weight_mean": 1.75,
-        "mismatch/weight_max": 4.0,
-        "mismatch/ess_frac": 0.6282051282,
-        "advantage/mean": 0.25,
-        "advantage/positive_frac": 0.5,
-        "advantage/nonzero_frac": 0.75,
-    }
-    for name, value in expected.items():
-        assert metrics[name] == pytest.approx(value, abs=1e-9), name
+def test_chi2_is_the_second_moment_less_one(vector, dtype, matches):
+    case = vector("offpolicy_ess")
+    weights = torch.tensor(case["inputs"]["w"], dtype=dtype)
+    found = chi2(weights.square().sum(), len(weights))
+    matches(found, case["expected"]["chi2"], case["tolerance"])
+    assert float(chi2(torch.tensor(3.0), 3)) == 0.0  # on-policy
 
 
-def test_merged_statistics_are_those_of_all_tokens_together():
-    tokens = random_tokens(50)
-    whole = stats_of(*tokens).metrics()
-    merged = TokenStats(0, {}, {})
-    for start, end in ((0, 1), (1, 1), (1, 30), (30, 50)):
-        merged = merged.merge(stats_of(*(t[start:end] for t in tokens)))
-    assert merged.num_tokens == 50
-    assert merged.metrics() == pytest.approx(whole, abs=1e-12)
+def test_truncated_sampling_makes_a_spurious_ratio_of_the_kept_mass(vector, dtype, matches):
+    """Report a10: why top_p is refused while training over the full vocabulary."""
+    case = vector("logprob_top_p_mass")
+    logits = torch.tensor([case["inputs"]["p"]], dtype=dtype).log()
+    kept = torch.tensor([case["inputs"]["top_p_keep"]], dtype=dtype).bool()
+    action = torch.tensor([case["inputs"]["action"]])
+    sampler = token_logprobs(logits.masked_fill(~kept, -math.inf), action)
+    matches(sampler.exp(), [case["expected"]["processed_p"]], case["tolerance"])
+    matches((logits.exp() * kept).sum(), case["expected"]["surviving_mass"], case["tolerance"])
+    spurious = log_mismatch(token_logprobs(logits, action), sampler).exp()
+    wrong = case["expected"]["spurious_ratio_if_trainer_uses_full_vocab"]
+    matches(spurious, [wrong], case["tolerance"])
+    replayed = token_logprobs(logits.masked_fill(~kept, -math.inf), action)
+    assert log_mismatch(replayed, sampler).exp().tolist() == [1.0]
 
 
-def test_on_policy_statistics_are_exact():
-    logprobs = torch.tensor([-0.3, -7.7, -0.01])
-    metrics = stats_of(logprobs, logprobs, logprobs, torch.ones(3)).metrics()
-    for name in ("policy/ratio_mean", "policy/ratio_max", "mismatch/weight_mean"):
-        assert metrics[name] == 1.0
-    for name in ("policy/kl_k1", "policy/kl_k3", "mismatch/k3", "mismatch/abs_max"):
-        assert metrics[name] == 0.0
-    assert metrics["mismatch/ess_frac"] == 1.0
+def test_prox_is_interpolated_between_sampler_and_policy(vector, dtype, matches):
+    case = vector("offpolicy_prox_loglinear")
+    inputs = case["inputs"]
+    sampler = torch.tensor([inputs["logp_behav"]], dtype=dtype)
+    policy = torch.tensor([inputs["logp_theta"]], dtype=dtype, requires_grad=True)
+    versions = torch.tensor([inputs["v_behav"]])
+    found = prox_loglinear(sampler, policy, versions, inputs["v_prox"], inputs["v_theta"])
+    matches(found, [case["expected"]["logp_prox"]], case["tolerance"])
+    alpha = (found - sampler) / (policy.detach() - sampler)
+    matches(alpha, [case["expected"]["alpha"]], case["tolerance"])
+    assert not found.requires_grad
 
 
-def test_statistics_hold_no_graph():
-    tokens = random_tokens(3)
-    tokens[0].requires_grad_(True)
-    stats = stats_of(*tokens)
-    assert not any(t.requires_grad for t in [*stats.sums.values(), *stats.maxima.values()])
+def test_prox_of_each_token_follows_its_own_version(dtype):
+    sampler, policy = torch.full((5,), -2.0, dtype=dtype), torch.full((5,), -1.0, dtype=dtype)
+    # Of the policy's version, of prox's, older, much older, and from the future of prox.
+    versions = torch.tensor([7, 6, 5, 3, 8])
+    found = prox_loglinear(sampler, policy, versions, 6, 7)
+    assert found.tolist() == pytest.approx([-2.0, -2.0, -1.5, -1.25, -2.0])
+    assert len(prox_loglinear(sampler[:0], policy[:0], versions[:0], 6, 7)) == 0
+
+
+def test_ratios_are_clamped_and_keep_the_gradient_inside():
+    policy = torch.tensor([-1.0, -100.0, 0.0], dtype=torch.float64, requires_grad=True)
+    prox = torch.tensor([-1.5, 0.0, -100.0], dtype=torch.float64)
+    ratios = log_ratio(policy, prox)
+    assert ratios.tolist() == [0.5, -20.0, 20.0]
+    (gradient,) = torch.autograd.grad(ratios.sum(), policy)
+    assert gradient.tolist() == [1.0, 0.0, 0.0]
+    assert torch.autograd.gradcheck(lambda p: log_ratio(p, prox[:1]), (policy[:1],))
+
+
+def test_the_weight_of_a_sequence_is_the_product_of_its_tokens(dtype):
+    gaps = torch.tensor([0.8, 2.0, 0.9, 1.0, 3.0], dtype=dtype).log()
+    index = torch.tensor([0, 0, 0, 1, 3])
+    found = sequence_weight(gaps, index)
+    assert found.tolist() == pytest.approx([1.44, 1.0, 1.0, 3.0], rel=1e-6)
+    assert found[1:3].tolist() == [1.0, 1.0], "no drift and no tokens are exactly 1"

@@ -10,9 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.config import DatasetConfig, GrpoConfig, RlooConfig
+from posttrain.config import (
+    DatasetConfig,
+    EstimatorConfig,
+    GrpoConfig,
+    PolicyGradientConfig,
+    RlooConfig,
+)
+from posttrain.config.losses import LossConfig
 from posttrain.errors import ConfigError
-from posttrain.recipe_files import differences, load_recipe, resolve, shipped_recipes, to_toml
+from posttrain.recipe_files import (
+    differences,
+    load_recipe,
+    models_in,
+    resolve,
+    shipped_recipes,
+    to_toml,
+)
 
 DATASET = {"type": "dataset", "path": "data.jsonl", "reward": "reward.py:score"}
 
@@ -51,13 +65,34 @@ def test_the_last_override_of_a_key_wins() -> None:
 
 def test_a_section_may_leave_out_the_type_that_the_recipe_would_have_without_it() -> None:
     assert resolve(values(), [], "t").algo == RlooConfig()
-    assert resolve(values(), ["algo.clip_low=0.1"], "t").algo == RlooConfig(clip_low=0.1)
+    masked = resolve(values(), ["algo.truncated=mask"], "t").algo
+    assert masked == RlooConfig(truncated="mask")
 
 
 def test_none_is_nothing_unless_it_is_one_of_the_words_that_a_setting_takes() -> None:
     grpo = resolve(values(algo={"type": "grpo"}), ["algo.std=none", "threads=none"], "t")
     assert (grpo.algo, grpo.threads) == (GrpoConfig(std="none"), None)
     assert resolve(values(env={"type": "reverse"}), ["env.system=null"], "t").env.system is None
+
+
+ALGORITHMS = [
+    *({"type": "rloo", "loss": c.model_fields["type"].default} for c in models_in(LossConfig)),
+    *({"type": c.model_fields["type"].default} for c in models_in(EstimatorConfig)),
+    {"type": "rloo", "anchor": "sampler"},
+]
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS, ids=str)
+def test_a_recorded_algorithm_is_the_same_algorithm(algo: dict[str, Any]) -> None:
+    """A run records every default: what depends on whether a key was given must not change."""
+    recipe = resolve(values(algo=algo), [], "t")
+    for recorded in (recipe.model_dump(mode="json"), tomllib.loads(to_toml(recipe))):
+        again = resolve(recorded, [], "t").algo
+        assert isinstance(again, PolicyGradientConfig)
+        assert isinstance(recipe.algo, PolicyGradientConfig)
+        assert again == recipe.algo
+        assert again.effective_corrections == recipe.algo.effective_corrections
+        assert again.effective_aggregation == recipe.algo.effective_aggregation
 
 
 def test_a_section_without_a_default_must_say_its_type() -> None:

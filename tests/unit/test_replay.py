@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.config import GrpoConfig, RlooConfig
+from posttrain.config.losses import PpoClipConfig
 from posttrain.errors import ConfigError
 from posttrain.journal import Journal, RunHeader
 from posttrain.recipe_files import load_recipe
@@ -37,17 +38,17 @@ def test_the_recorded_recipe_has_the_threads_that_the_run_had(journal: Journal) 
 
 
 def test_overrides_do_not_change_what_the_journal_says(journal: Journal) -> None:
-    assert recorded_recipe(journal, ["algo.clip_low=0.1"]).algo.clip_low == 0.1
+    assert recorded_recipe(journal, ["algo.loss.clip_low=0.1"]).algo.loss.clip_low == 0.1
     assert recorded_recipe(journal).algo == GrpoConfig(std="none")
-    assert journal.header.recipe["algo"]["clip_low"] == 0.2
+    assert journal.header.recipe["algo"]["loss"]["clip_low"] == 0.2
 
 
 @pytest.mark.parametrize("spelling", ["algo.type=rloo", 'algo.type="rloo"', "algo.type= rloo"])
 def test_another_algorithm_takes_the_keys_it_has(spelling: str, journal: Journal) -> None:
-    recipe = recorded_recipe(journal, [spelling, "algo.clip_high=0.5"])
-    assert recipe.algo == RlooConfig(clip_high=0.5)
+    recipe = recorded_recipe(journal, [spelling, "algo.loss.clip_high=0.5"])
+    assert recipe.algo == RlooConfig(loss=PpoClipConfig(clip_high=0.5))
 
 
 def test_an_unknown_algorithm_is_still_named(journal: Journal) -> None:
-    with pytest.raises(ConfigError, match=r"algo\.type is 'gspo'; use one of rloo, grpo"):
-        recorded_recipe(journal, ["algo.type=gspo"])
+    with pytest.raises(ConfigError, match=r"algo\.type is 'ppo'; use one of rloo, grpo"):
+        recorded_recipe(journal, ["algo.type=ppo"])

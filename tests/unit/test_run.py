@@ -12,7 +12,7 @@ import pytest
 
 from posttrain.errors import StorageError
 from posttrain.journal import Journal, RunHeader, StepRecord
-from posttrain.run import _invalid_kinds, evaluation_summary
+from posttrain.summary import evaluation_summary, invalid_kinds
 from posttrain.telemetry.files import MetricsFile, to_json, write_json
 from posttrain.telemetry.metrics import METRICS, check_names
 from posttrain.telemetry.observer import ContainedObserver, SilentObserver
@@ -107,7 +107,7 @@ def test_invalid_trajectories_are_added_up_by_kind() -> None:
         return StepRecord(step, (), {}, "", {}, True, "", step, None, metrics)
 
     steps = [record(1, reward_error=2.0), record(2), record(3, reward_error=1.0, aborted=4.0)]
-    assert _invalid_kinds(steps) == {"aborted": 4, "reward_error": 3}
+    assert invalid_kinds(steps) == {"aborted": 4, "reward_error": 3}
 
 
 def report(version: int, correct: dict[str, list[float]]) -> dict[str, Any]:

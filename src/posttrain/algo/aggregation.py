@@ -13,14 +13,17 @@ from typing import Literal
 
 from torch import Tensor
 
-AggregationMode = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "fixed_length"]
+AggregationMode = Literal[
+    "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "fixed_length", "prompt_mean"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Denominators:
-    """num_loss_tokens and num_sequences (those with a loss token) of the whole optimizer step,
-    over all ranks and micro-batches; sequence_lengths_S int64: loss tokens of each sequence that
-    this micro-batch's sequence_index_N points to, counted over the whole sequence.
+    """num_loss_tokens, num_sequences and num_groups (those with a loss token) of the whole
+    optimizer step, over all ranks and micro-batches, before anything was rejected. For each
+    sequence that this micro-batch's sequence_index_N points to: sequence_lengths_S int64, its loss
+    tokens, and group_lengths_S int64, those of all sequences of its group.
 
     Example:
         >>> import torch
@@ -31,6 +34,8 @@ class Denominators:
     num_loss_tokens: int
     num_sequences: int
     sequence_lengths_S: Tensor
+    num_groups: int = 0
+    group_lengths_S: Tensor | None = None
 
 
 def aggregate(
@@ -45,33 +50,48 @@ def aggregate(
     - token_mean: sum / num_loss_tokens (arXiv:2503.14476, over the batch);
     - seq_mean_token_mean: each sequence's mean, over num_sequences (arXiv:2402.03300);
     - seq_mean_token_sum: sum / num_sequences (REINFORCE);
-    - fixed_length: sum / (num_sequences * fixed_length) (arXiv:2503.20783).
+    - fixed_length: sum / (num_sequences * fixed_length) (arXiv:2503.20783);
+    - prompt_mean: each group's token mean, over num_groups (arXiv:2503.14476 as written,
+      arXiv:2510.13786).
 
     No tokens give a 0 that is still part of the graph, so that a rank without tokens can run its
     backward pass. Raises ValueError when the global counts are smaller than what is here, which
     is what a local denominator looks like, or when fixed_length does not go with the mode.
     """
+    _check_fixed_length(mode, fixed_length)
+    if len(per_token_N) == 0:
+        return per_token_N.sum()
+    _check_global(len(per_token_N), mode, denominators)
+    if mode == "token_mean":
+        return per_token_N.sum() / denominators.num_loss_tokens
+    if mode == "seq_mean_token_sum":
+        return per_token_N.sum() / denominators.num_sequences
+    if mode == "fixed_length":
+        assert fixed_length is not None
+        return per_token_N.sum() / (denominators.num_sequences * fixed_length)
+    if mode == "seq_mean_token_mean":
+        lengths_S, count = denominators.sequence_lengths_S, denominators.num_sequences
+    else:
+        assert denominators.group_lengths_S is not None
+        lengths_S, count = denominators.group_lengths_S, denominators.num_groups
+    lengths_N = lengths_S.to(per_token_N.dtype)[sequence_index_N.long()]
+    return (per_token_N / lengths_N).sum() / count
+
+
+def _check_fixed_length(mode: AggregationMode, fixed_length: int | None) -> None:
     if (mode == "fixed_length") != (fixed_length is not None):
         raise ValueError(
             f"aggregation is {mode!r} and fixed_length is {fixed_length}: give fixed_length with "
             "that mode and with no other"
         )
-    count = len(per_token_N)
-    if count == 0:
-        return per_token_N.sum()
-    num_loss_tokens, num_sequences = denominators.num_loss_tokens, denominators.num_sequences
-    if num_loss_tokens < count or num_sequences < 1:
+
+
+def _check_global(count: int, mode: AggregationMode, denominators: Denominators) -> None:
+    tokens, sequences = denominators.num_loss_tokens, denominators.num_sequences
+    no_group = mode == "prompt_mean" and denominators.num_groups < 1
+    if tokens < count or sequences < 1 or no_group:
         raise ValueError(
             f"micro-batch holds {count} loss tokens but the step's denominators are "
-            f"{num_loss_tokens} tokens and {num_sequences} sequences; pass the counts of the "
-            "whole step, taken before it was split"
+            f"{tokens} tokens, {sequences} sequences and {denominators.num_groups} groups; pass "
+            "the counts of the whole step, taken before it was split"
         )
-    if mode == "token_mean":
-        return per_token_N.sum() / num_loss_tokens
-    if mode == "seq_mean_token_sum":
-        return per_token_N.sum() / num_sequences
-    if mode == "fixed_length":
-        assert fixed_length is not None
-        return per_token_N.sum() / (num_sequences * fixed_length)
-    lengths_N = denominators.sequence_lengths_S.to(per_token_N.dtype)[sequence_index_N.long()]
-    return (per_token_N / lengths_N).sum() / num_sequences

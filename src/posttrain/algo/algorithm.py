@@ -1,134 +1,112 @@
-"""One object that is the whole algorithm: groups to advantages, log-probs to a loss.
+"""One object that is the whole algorithm: groups to streams of weights, log-probs to a loss.
 
 The learner and the sample builder know this object and no algorithm by name.
-Shapes: N loss tokens of a micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-import torch
-from torch import Tensor
-
-from posttrain.algo.advantages import grpo, grpo_batch, leave_one_out
-from posttrain.algo.aggregation import AggregationMode, Denominators, aggregate
-from posttrain.algo.credit import Credit, Estimator, assign_credit
-from posttrain.algo.losses import LossTerms, ppo_clip
-from posttrain.algo.token_stats import TokenStats, token_stats
-from posttrain.config import AlgoConfig, GrpoConfig, RlooConfig
+from posttrain.algo.columns import Rule
+from posttrain.algo.component import Component
+from posttrain.algo.credit import Credit, CreditRule, DropReason, Memory, Streams, check_keys
+from posttrain.algo.group_metrics import group_metrics
 from posttrain.types import Group
 
-# policy, prox log-probs and advantages [N] to losses per token.
-TokenLoss = Callable[[Tensor, Tensor, Tensor], LossTerms]
+
+@dataclass(frozen=True)
+class Part:
+    """One algorithm: how groups become streams, and the losses that read them."""
+
+    credit: CreditRule
+    components: tuple[Component, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LossOutput:
-    """loss: scalar with gradient, this micro-batch's share of the step's loss; stats: detached.
-
-    Example:
-        >>> LossOutput(torch.zeros(()), TokenStats(0, {}, {})).stats.num_tokens
-        0
-    """
-
-    loss: Tensor
-    stats: TokenStats
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Algorithm:
-    """How rewards become advantages and log-probs become a loss. Built by `build_algorithm`.
+    """One part for each environment that has an algorithm of its own, and "" for all others.
 
-    Example:
-        >>> build_algorithm(RlooConfig()).aggregation
-        'token_mean'
+    Parts of one kind share their denominators: two parts with the same settings are one.
     """
 
-    estimate: Estimator
-    token_loss: TokenLoss
-    aggregation: AggregationMode
-    fixed_length: int | None
-    zero_variance: Literal["drop", "keep"]
-    truncated: Literal["score", "mask"]
+    parts: Mapping[str, Part]
 
-    def advantages(self, groups: Sequence[Group]) -> Credit:
-        """One advantage for every trajectory that trains. Takes all groups of the step at once."""
-        return assign_credit(
-            groups, self.estimate, zero_variance=self.zero_variance, truncated=self.truncated
-        )
+    def credit(self, groups: Sequence[Group], memory: Memory | None = None) -> Credit:
+        """The streams of every trajectory that trains. Takes all groups of the step at once.
 
-    def loss(
-        self,
-        policy_logprobs_N: Tensor,
-        prox_logprobs_N: Tensor,
-        sampler_logprobs_N: Tensor,
-        advantages_N: Tensor,
-        sequence_index_N: Tensor,
-        denominators: Denominators,
-    ) -> LossOutput:
-        """This micro-batch's share of the loss, to be minimised; shares add up over the step.
+        `memory` is what the algorithm remembers between steps, and is brought up to date.
 
-        All [N], loss tokens only, log-probs float32 or float64. Only `policy_logprobs_N` gets a
-        gradient. Raises ValueError for half precision or unequal lengths.
+        Raises ValueError when a draw or a member is given twice.
         """
-        _check_tokens(
-            policy=policy_logprobs_N,
-            prox=prox_logprobs_N,
-            sampler=sampler_logprobs_N,
-            advantages=advantages_N,
-        )
-        terms = self.token_loss(policy_logprobs_N, prox_logprobs_N, advantages_N)
-        loss = aggregate(
-            terms.per_token_N,
-            sequence_index_N,
-            self.aggregation,
-            denominators,
-            self.fixed_length,
-        )
-        stats = token_stats(
-            policy_logprobs_N, prox_logprobs_N, sampler_logprobs_N, advantages_N, terms
-        )
-        return LossOutput(loss, stats)
+        check_keys(groups)
+        memory = {} if memory is None else memory
+        streams: dict[tuple[int, int], Streams] = {}
+        dropped: dict[int, DropReason] = {}
+        flat: set[int] = set()
+        for name, part in self.parts.items():
+            credit = part.credit([g for g in groups if self._part_of(g) == name], memory)
+            streams |= credit.streams
+            dropped |= credit.dropped
+            flat |= credit.flat
+        draw_ids = [group.draw.draw_id for group in groups]
+        in_order: dict[int, DropReason] = {
+            draw_id: dropped[draw_id] for draw_id in draw_ids if draw_id in dropped
+        }
+        invalid = {draw_id for draw_id, reason in dropped.items() if reason == "invalid"}
+        metrics = group_metrics(groups, zero_variance=flat, invalid=invalid)
+        return Credit(streams, in_order, frozenset(flat), metrics)
+
+    def _part_of(self, group: Group) -> str:
+        return group.draw.environment if group.draw.environment in self.parts else ""
+
+    @cached_property
+    def components(self) -> tuple[Component, ...]:
+        """The losses of all parts."""
+        return tuple(c for part in self.parts.values() for c in part.components)
+
+    @cached_property
+    def columns(self) -> frozenset[str]:
+        """What the learner must compute."""
+        return frozenset().union(*(c.columns for c in self.components))
+
+    @property
+    def divergence(self) -> Rule | None:
+        """What compares the policy's whole distribution with the teacher's, if anything does."""
+        compared = (getattr(c, "compare", None) for c in self.components)
+        return next((rule for rule in compared if rule is not None), None)
+
+    @property
+    def whole_groups(self) -> bool:
+        """Whether a loss compares members of a group, which must then share a micro-batch."""
+        return any(c.kind in ("preference", "score") for c in self.components)
 
 
-def build_algorithm(config: AlgoConfig) -> Algorithm:
-    """The algorithm that a recipe's [algo] section describes."""
-    return Algorithm(
-        estimate=_estimator(config),
-        token_loss=partial(ppo_clip, clip_low=config.clip_low, clip_high=config.clip_high),
-        aggregation=config.aggregation,
-        fixed_length=config.fixed_length,
-        zero_variance=config.zero_variance,
-        truncated=config.truncated,
-    )
+def mixed(parts: Mapping[str, Part]) -> Algorithm:
+    """An algorithm of several parts; their streams are told apart by the environment's name."""
+    return Algorithm({name: _renamed(part, name) for name, part in parts.items()})
 
 
-def _estimator(config: AlgoConfig) -> Estimator:
-    match config:
-        case RlooConfig():
-            return _each(leave_one_out)
-        case GrpoConfig(std="batch"):
-            return partial(grpo_batch, eps=config.std_eps)
-        case GrpoConfig(std="group" | "none" as std):
-            return _each(partial(grpo, std=std, eps=config.std_eps))
-    raise AssertionError(f"no estimator for {type(config).__name__}")
+def _renamed(part: Part, environment: str) -> Part:
+    if not environment:
+        return part
+    names = {c.stream: f"{c.stream}@{environment}" for c in part.components}
+    components = tuple(replace(c, stream=names[c.stream]) for c in part.components)  # type: ignore
+    return Part(_Renamed(part.credit, names), components)
 
 
-def _each(of_group: Callable[[Tensor], Tensor]) -> Estimator:
-    return lambda groups: [of_group(rewards_G) for rewards_G in groups]
+@dataclass(frozen=True)
+class _Renamed:
+    """A credit rule whose streams have other names."""
 
+    inner: CreditRule
+    names: Mapping[str, str]
 
-def _check_tokens(**tokens: Tensor) -> None:
-    lengths = {name: tuple(values.shape) for name, values in tokens.items()}
-    if len(set(lengths.values())) != 1 or any(len(shape) != 1 for shape in lengths.values()):
-        raise ValueError(f"loss needs one entry per loss token everywhere, got shapes {lengths}")
-    for name, values in tokens.items():
-        if values.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"{name} is {values.dtype}: log-probs and advantages need float32 or float64; "
-                "take log_softmax of float32 logits"
-            )
+    def __call__(self, groups: Sequence[Group], memory: Memory) -> Credit:
+        credit = self.inner(groups, memory)
+        streams = {
+            key: {self.names[name]: weights for name, weights in own.items()}
+            for key, own in credit.streams.items()
+        }
+        return replace(credit, streams=streams)

@@ -26,7 +26,7 @@ def group_metrics(
     if not groups:
         return {}
     flat = [group for group in groups if group.draw.draw_id in zero_variance]
-    trajectories = sum(len(group) for group in groups)
+    trajectories = sum(len(group.siblings) for group in groups)
     valid = [t for group in groups for t in group.valid]
     metrics = {
         "groups/zero_variance_frac": len(flat) / len(groups),
@@ -36,10 +36,25 @@ def group_metrics(
     }
     if trajectories:
         metrics["trajectories/invalid_frac"] = (trajectories - len(valid)) / trajectories
-    verdicts = [t.verdict for group in groups for t in group]
+    verdicts = [t.verdict for group in groups for t in group.siblings]
     kinds = Counter(v.kind.value for v in verdicts if isinstance(v, Invalid))
     metrics |= {f"trajectories/invalid/{kind}": float(kinds[kind]) for kind in sorted(kinds)}
-    return metrics | _valid_metrics(valid)
+    return metrics | _valid_metrics(valid) | _by_environment(groups)
+
+
+def _by_environment(groups: Sequence[Group]) -> dict[str, float]:
+    """Reward and accuracy of each member of a mixture."""
+    verdicts: dict[str, list[Scored]] = {}
+    for group in groups:
+        scored = [t.verdict for t in group.valid if isinstance(t.verdict, Scored)]
+        verdicts.setdefault(group.draw.environment, []).extend(scored)
+    verdicts.pop("", None)
+    metrics = {}
+    for name, scored in verdicts.items():
+        if scored:
+            metrics[f"env/{name}/reward_mean"] = fmean(v.value for v in scored)
+            metrics[f"env/{name}/accuracy"] = fmean(v.correct for v in scored)
+    return metrics
 
 
 def _valid_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
@@ -66,4 +81,4 @@ def _valid_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _correct(group: Group) -> list[bool]:
-    return [t.verdict.correct for t in group if isinstance(t.verdict, Scored)]
+    return [t.verdict.correct for t in group.valid if isinstance(t.verdict, Scored)]

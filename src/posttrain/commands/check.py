@@ -16,6 +16,7 @@ from posttrain.recipe_files import load_recipe, to_toml
 
 BYTES_PER_PARAMETER = {"bfloat16": 18, "float32": 16}
 """bf16: 2 weights, 4 master, 4 gradient, 8 AdamW. fp32: 4 weights, 4 gradient, 8 AdamW."""
+BYTES_PER_FROZEN = {"bfloat16": 2, "float32": 4}
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 
 
@@ -50,28 +51,15 @@ async def _facts(
     recipe: Recipe, base_dir: Path, measure: bool, observer: Terminal | JsonObserver
 ) -> dict[str, Any]:
     from posttrain.build import build_rollable, build_spec, build_trainable, set_threads
-    from posttrain.training.models import model_info
+    from posttrain.stages import prepare
 
+    await prepare(recipe, observer)
     threads = set_threads(recipe)
     spec = build_spec(recipe, base_dir)
     trainable = build_trainable(recipe, observer)
-    rollable = await build_rollable(recipe, spec, trainable.policy)
+    rollable = await build_rollable(recipe, spec, trainable.policy, base_dir)
     try:
-        info = model_info(trainable.policy.folder)
-        parameters = sum(p.numel() for p in trainable.policy.model.parameters())
-        per_step = recipe.rollout.groups_per_step * recipe.rollout.group_size
-        facts: dict[str, Any] = {
-            "model": f"{info.name}: {parameters / 1e6:.1f} M parameters, {recipe.model.dtype}",
-            "threads": threads,
-            "training tasks": len(rollable.train_tasks),
-            "held-out tasks": len(rollable.eval_tasks),
-            "trajectories a step": per_step,
-            "epochs": recipe.num_steps * recipe.rollout.groups_per_step / len(rollable.train_tasks),
-            "weights and optimizer": _gb(parameters * BYTES_PER_PARAMETER[recipe.model.dtype]),
-            "checkpoints on disk": _gb(
-                parameters * CHECKPOINT_BYTES_PER_PARAMETER * (recipe.checkpoint.keep + 1)
-            ),
-        }
+        facts = _sizes(recipe, trainable, rollable, threads)
         if measure:
             observer.message("timing one whole step in memory; --no-measure leaves it out")
             step = await _dry_step(recipe, trainable, rollable)
@@ -81,20 +69,62 @@ async def _facts(
         await rollable.close()
 
 
-async def _dry_step(recipe: Recipe, trainable: Any, rollable: Any) -> DryStep:
-    from posttrain.build import train_params
-    from posttrain.data.curriculum import UniformCurriculum
-    from posttrain.data.samples import build_batch
+def _sizes(recipe: Recipe, trainable: Any, rollable: Any, threads: int) -> dict[str, Any]:
+    from posttrain.training.models import model_info
 
-    curriculum = UniformCurriculum(rollable.train_tasks, recipe.seed)
+    info = model_info(trainable.policy.folder)
+    params = list(trainable.policy.model.parameters())
+    total = sum(p.numel() for p in params)
+    trained = sum(p.numel() for p in params if p.requires_grad)
+    frozen = total - trained
+    dtype = recipe.model.dtype
+    learner = trainable.learner
+    size = 2 if recipe.data and recipe.data.type == "pairs" else 1
+    per_draw = size if recipe.data else recipe.rollout.group_size
+    learning = f", {trained / 1e6:.1f} M of them trained" if frozen else ""
+    facts: dict[str, Any] = {
+        "model": f"{info.name}: {total / 1e6:.1f} M parameters{learning}, {dtype}",
+        "threads": threads,
+        "training tasks": len(rollable.train_tasks),
+        "held-out tasks": len(rollable.eval_tasks),
+        "trajectories a step": recipe.rollout.groups_per_step * per_draw,
+        "epochs": recipe.num_steps * recipe.rollout.groups_per_step / len(rollable.train_tasks),
+        "weights and optimizer": _gb(
+            trained * BYTES_PER_PARAMETER[dtype] + frozen * BYTES_PER_FROZEN[dtype]
+        ),
+        "checkpoints on disk": _gb(
+            trained * CHECKPOINT_BYTES_PER_PARAMETER * (recipe.checkpoint.keep + 1)
+        ),
+    }
+    copies = learner.frozen_parameters
+    if copies:
+        facts["reference and teacher"] = _gb(copies * BYTES_PER_FROZEN[dtype])
+    return facts
+
+
+async def _dry_step(recipe: Recipe, trainable: Any, rollable: Any) -> DryStep:
+    from posttrain.build import rollout_extras, train_params
+    from posttrain.data.mixture import curriculum_of
+    from posttrain.data.samples import build_batch
+    from posttrain.rollout.given import given_group
+
+    curriculum = curriculum_of(rollable.train_tasks, recipe.seed)
     draws = [curriculum.draw(i) for i in range(recipe.rollout.groups_per_step)]
-    params, size = train_params(recipe), recipe.rollout.group_size
     started = time.perf_counter()
-    groups = await asyncio.gather(
-        *(rollable.runner.group(curriculum.task(d), d, size, params) for d in draws)
-    )
+    if recipe.data is not None:
+        groups = [
+            given_group(rollable.renderer, curriculum.task(d), d, rollable.max_context)
+            for d in draws
+        ]
+    else:
+        params, size = train_params(recipe), recipe.rollout.group_size
+        extras = rollout_extras(recipe)
+        run = rollable.runner.group
+        groups = await asyncio.gather(
+            *(run(curriculum.task(d), d, size, params, extras(d.environment)) for d in draws)
+        )
     rolled = time.perf_counter()
-    batch = build_batch(1, groups, trainable.algorithm)
+    batch = build_batch(1, groups, trainable.algorithm, trainable.learner.memory)
     result = trainable.learner.step(batch)
     learned = time.perf_counter()
     return DryStep(
@@ -102,7 +132,7 @@ async def _dry_step(recipe: Recipe, trainable: Any, rollable: Any) -> DryStep:
         learner_s=learned - rolled,
         learner_tokens=result.metrics["learner/tokens"],
         num_samples=sum(len(g) for g in groups),
-        invalid=sum(len(g) - len(g.valid) for g in groups),
+        invalid=sum(len(g.siblings) - len(g.valid) for g in groups),
         reward_mean=batch.metrics.get("reward/mean"),
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )

@@ -101,6 +101,8 @@ class Terminal:
         text = "no valid sample" if accuracy is None else _rate(accuracy)
         self._accuracy = f"{text} at step {policy_version}"
         self.message(f"held-out accuracy {self._accuracy} ({report['num_tasks']} tasks)")
+        for name, member in report.get("by_environment", {}).items():
+            self.message(f"  {name}: {_rate(member)}")
         if report["num_invalid"]:
             self.message(f"  {report['num_invalid']} invalid: {report['invalid_reasons']}")
 
@@ -148,6 +150,9 @@ def _describe(metrics: Mapping[str, float]) -> dict[str, str]:
     )
     shown = {
         "reward": ("reward/mean", "{:.3f}"),
+        "nll": ("imitation/nll", "{:.3f}"),
+        "pairs right": ("preference/accuracy", "{:.2f}"),
+        "to teacher": ("distill/reverse_kl", "{:.3f}"),
         "length": ("response/len_mean", "{:.1f}"),
         "entropy": ("policy/entropy_mean", "{:.2f}"),
         "grad": ("learner/grad_norm", "{:.2f}"),

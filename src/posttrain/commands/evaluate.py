@@ -69,9 +69,9 @@ async def _evaluate(
 
     version = trainable.learner.policy_version
     spec = build_spec(recipe, base_dir)
-    rollable = await build_rollable(recipe, spec, trainable.policy, version)
+    rollable = await build_rollable(recipe, spec, trainable.policy, base_dir, version)
     try:
-        report, groups = await build_evaluator(recipe, rollable).evaluate(
+        report, groups = await build_evaluator(recipe, rollable, trainable.learner).evaluate(
             version, lambda done, total: observer.progress("evaluation", done, total)
         )
     finally:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from posttrain.commands.display import JsonObserver, Terminal, observer_for
 from posttrain.commands.report import print_report
@@ -40,13 +41,16 @@ def _train(recipe: Recipe, base_dir: Path, run_dir: Path, resume: bool, as_json:
 
     require_supported_versions()
     from posttrain.run import train
+    from posttrain.stages import prepare
+
+    async def run() -> dict[str, Any]:
+        await prepare(recipe, observer)
+        return await train(recipe, base_dir, run_dir, resume=resume, observer=observer)
 
     with observer_for(as_json, recipe.num_steps) as observer:
         observer.message(f"run directory: {run_dir}")
         with _logging_to(run_dir, observer):
-            summary = asyncio.run(
-                train(recipe, base_dir, run_dir, resume=resume, observer=observer)
-            )
+            summary = asyncio.run(run())
     if isinstance(observer, JsonObserver):
         observer.summary(summary)
     else:

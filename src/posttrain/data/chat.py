@@ -58,16 +58,16 @@ def _message(item: Any) -> Message:
     return Message.text(item["role"], item["content"])
 
 
-def checked_text(text: str) -> str:
+def checked_text(text: str, what: str = "prompt") -> str:
     """`text`. Raises RowError when it is blank or cannot be encoded."""
     if not text.strip():
-        raise RowError("prompt is empty", repr(text[:20]))
-    return _encodable(text)
+        raise RowError(f"{what} is empty", repr(text[:20]))
+    return _encodable(text, what)
 
 
-def _encodable(text: str) -> str:
+def _encodable(text: str, what: str = "prompt") -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise RowError("prompt is not valid Unicode", f"at character {error.start}") from error
+        raise RowError(f"{what} is not valid Unicode", f"at character {error.start}") from error
     return text

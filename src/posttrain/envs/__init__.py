@@ -11,6 +11,7 @@ from posttrain.config import (
     DatasetConfig,
     EnvConfig,
     LargestConfig,
+    MixtureConfig,
     PythonEnvConfig,
     ReasoningGymConfig,
     ReverseConfig,
@@ -57,4 +58,12 @@ def build_env_spec(config: EnvConfig, *, seed: int, base_dir: Path) -> EnvSpec:
         from posttrain.envs.python import load_spec
 
         return load_spec(config, base_dir)
+    if isinstance(config, MixtureConfig):
+        from posttrain.envs.mixture import MixtureSpec
+
+        members = {
+            name: build_env_spec(member, seed=seed, base_dir=base_dir)
+            for name, member in config.members.items()
+        }
+        return MixtureSpec(members, config.weights)
     assert_never(config)

@@ -90,6 +90,7 @@ class BinarySearchEnv:
         self._num_guesses = 0
         self._num_read = 0
         self._state = "new"
+        self._possible = range(config.low, config.high + 1)
 
     async def reset(self, seed: int) -> Observation:
         """The rules; nothing here is random. Raises RuntimeError when called again."""
@@ -106,17 +107,28 @@ class BinarySearchEnv:
         guess = read(turn.completion.text)
         self._num_guesses += 1
         self._num_read += guess is not None
+        reward = self._turn_reward(guess)
         if guess == self._secret or self._num_guesses == self._config.max_guesses:
             self._state = "over"
-            return StepOutcome(None, terminated=True, verdict=self._verdict(guess))
+            verdict = self._verdict(guess)
+            return StepOutcome(None, terminated=True, verdict=verdict, reward=reward)
         kind = "unreadable"
         if guess is not None:
             kind = "higher" if self._secret > guess else "lower"
         text = _FEEDBACK[kind][self._config.terse]
-        return StepOutcome(Observation((Message.text("user", text),)), verdict=self._verdict(guess))
+        observation = Observation((Message.text("user", text),))
+        return StepOutcome(observation, verdict=self._verdict(guess), reward=reward)
 
     async def close(self) -> None:
         self._state = "over"
+
+    def _turn_reward(self, guess: int | None) -> float:
+        """`turn_reward` for a guess that the answers so far allow; narrows what they allow."""
+        if guess is None or guess not in self._possible:
+            return 0.0
+        low, high = self._possible.start, self._possible.stop
+        self._possible = range(guess + 1, high) if self._secret > guess else range(low, guess)
+        return self._config.turn_reward
 
     def _verdict(self, guess: int | None) -> Scored:
         value = float(guess == self._secret)

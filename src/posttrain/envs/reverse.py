@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +13,7 @@ from posttrain.envs.single_turn import SingleTurnEnv
 from posttrain.errors import ConfigError, DataError
 from posttrain.protocols import Reward, TaskSet
 from posttrain.randomness import derive_seed
-from posttrain.types import RewardTerm, Scored, Task
+from posttrain.types import RewardTerm, Scored, Task, Turn
 
 _GRADER = "reverse/1"
 
@@ -72,6 +73,18 @@ class ReverseSpec:
     def reward(self) -> Reward | None:
         return None
 
+    def relabel(self, task: Task, turns: Sequence[Turn]) -> Task | None:
+        """The training task that an answer solves; None for what is no string of this set, or a
+        held-out one."""
+        said = turns[-1].completion.text.strip()
+        if len(said) != self.config.length or not set(said) <= set(self.config.alphabet):
+            return None
+        order = Permutation(self.num_strings, derive_seed(SPLIT_SEED, "reverse"))
+        text = said[::-1]
+        if text in {self.string(order[i]) for i in range(self.config.num_eval)}:
+            return None
+        return self._named(text)
+
     def string(self, number: int) -> str:
         """String `number`, in base len(alphabet)."""
         letters = []
@@ -86,7 +99,9 @@ class ReverseSpec:
         return IndexedTasks(size, partial(self._task, order, first))
 
     def _task(self, order: Permutation, first: int, index: int) -> Task:
-        text = self.string(order[first + index])
+        return self._named(self.string(order[first + index]))
+
+    def _named(self, text: str) -> Task:
         prompt = user_prompt(self.config.system, text, self.config.examples)
         return make_task(f"reverse-{text}", prompt, {"answer": text[::-1]}, grader=_GRADER)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -14,7 +14,7 @@ from posttrain.evaluation.statistics import avg_at_k, compare_paired, mean_over_
 from posttrain.protocols import TaskSet
 from posttrain.randomness import derive_seed, stream
 from posttrain.rollout.episode import EpisodeRunner
-from posttrain.types import Draw, Group, SamplingParams, Scored, Trajectory
+from posttrain.types import Draw, Group, SamplingParams, Scored, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,17 @@ class Evaluator:
     num_tasks: int
     samples_per_task: int
     run_seed: int
+    members: Collection[str] = ()
 
     @property
     def size(self) -> int:
         """Tasks that are evaluated."""
         return min(self.num_tasks, len(self.tasks))
+
+    def member(self, task: Task) -> str:
+        """The member of a mixture that a task comes from; "" without a mixture."""
+        name = task.task_id.partition("/")[0]
+        return name if name in self.members else ""
 
     async def evaluate(
         self, policy_version: int, progress: Callable[[int, int], None] = lambda done, total: None
@@ -47,7 +53,7 @@ class Evaluator:
             nonlocal done
             task = self.tasks[index]
             seed = derive_seed(self.run_seed, "eval", index)
-            draw = Draw(draw_id=index, task_id=task.task_id, epoch=0, seed=seed)
+            draw = Draw(index, task.task_id, epoch=0, seed=seed, environment=self.member(task))
             group = await self.runner.group(task, draw, self.samples_per_task, self.params)
             done += 1
             progress(done, self.size)
@@ -86,6 +92,8 @@ def report_of(
         "truncated_frac": fmean(t.truncated for t in valid),
         "unparsed_frac": fmean(not _verdict(t).parsed for t in valid),
     }
+    if by_environment := _by_environment(groups):
+        report["by_environment"] = by_environment
     return report
 
 
@@ -100,6 +108,16 @@ def compare_reports(
         stream(seed, "compare"),
     )
     return asdict(result)
+
+
+def _by_environment(groups: Sequence[Group]) -> dict[str, Any]:
+    """Accuracy of each member of a mixture."""
+    correct: dict[str, list[list[float]]] = {}
+    for group in groups:
+        row = [float(_verdict(t).correct) for t in group.valid]
+        if group.draw.environment and row:
+            correct.setdefault(group.draw.environment, []).append(row)
+    return {name: _estimate(avg_at_k(rows)) for name, rows in correct.items()}
 
 
 def _verdict(trajectory: Trajectory) -> Scored:

@@ -224,6 +224,24 @@ def compare_paired(
     )
 
 
+def sample_size_per_arm(
+    rate: float, difference: float, *, alpha: float = 0.05, power: float = 0.8
+) -> int:
+    """Questions that each of two unpaired arms needs to tell `rate` from `rate + difference`.
+
+    ceil(2 rate (1 - rate) (z_{1 - alpha/2} + z_power)^2 / difference^2): two-sided z-test of two
+    proportions, with the variance at `rate` in both arms. Pairing by question needs fewer. Raises
+    ValueError unless 0 < rate < 1 and difference is not 0.
+    """
+    if not 0 < rate < 1 or difference == 0:
+        raise ValueError(
+            f"rate is {rate} and difference {difference}; need 0 < rate < 1 and a difference"
+        )
+    normal = NormalDist()
+    z = normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(power)
+    return math.ceil(2 * rate * (1 - rate) * (z / difference) ** 2)
+
+
 def mcnemar_exact(num_better: int, num_worse: int) -> float:
     """Two-sided exact binomial p-value of the discordant pairs; 1 when there are none."""
     discordant = num_better + num_worse

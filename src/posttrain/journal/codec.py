@@ -155,12 +155,11 @@ def _split(payload: bytes) -> tuple[dict[str, Any], _Arrays]:
 
 
 def _encode_draw(draw: Draw) -> list[Any]:
-    return [int(draw.draw_id), draw.task_id, int(draw.epoch), int(draw.seed)]
+    return [int(draw.draw_id), draw.task_id, int(draw.epoch), int(draw.seed), draw.environment]
 
 
 def _decode_draw(fields: list[Any]) -> Draw:
-    draw_id, task_id, epoch, seed = fields
-    return Draw(draw_id, task_id, epoch, seed)
+    return Draw(*fields)
 
 
 def _encode_trajectory(
@@ -181,6 +180,7 @@ def _encode_trajectory(
                 "finish_reason": completion.finish_reason.value,
                 "text": completion.text,
                 "observation": _encode_observation(turn.observation),
+                "reward": float(turn.reward),
             }
         )
     for sequence in trajectory.sequences:
@@ -197,6 +197,7 @@ def _encode_trajectory(
         "stop_reason": trajectory.stop_reason.value,
         "attempts": int(trajectory.attempts),
         "fingerprint": trajectory.fingerprint,
+        "role": trajectory.role,
     }
 
 
@@ -217,6 +218,7 @@ def _decode_trajectory(fields: dict[str, Any], arrays: _Arrays) -> Trajectory:
         StopReason(fields["stop_reason"]),
         fields["attempts"],
         fields["fingerprint"],
+        fields["role"],
     )
 
 
@@ -231,7 +233,8 @@ def _decode_turn(fields: dict[str, Any], arrays: _Arrays) -> Turn:
         FinishReason(fields["finish_reason"]),
         fields["text"],
     )
-    return Turn(prompt_token_ids, completion, _decode_observation(fields["observation"]))
+    observation = _decode_observation(fields["observation"])
+    return Turn(prompt_token_ids, completion, observation, fields["reward"])
 
 
 def _encode_verdict(verdict: Scored | Invalid) -> list[Any]:

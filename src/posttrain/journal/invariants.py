@@ -36,16 +36,16 @@ def check_group_is_new(connection: sqlite3.Connection, path: Path, draw: Draw) -
     """Raise JournalError unless the draw is open, as recorded, and has no group."""
     check_open(connection, path, draw.draw_id, "get a group")
     row = connection.execute(
-        f"SELECT task_id, epoch, seed, {_HAS_GROUP} FROM draws WHERE draw_id = ?",
+        f"SELECT task_id, epoch, seed, environment, {_HAS_GROUP} FROM draws WHERE draw_id = ?",
         (int(draw.draw_id),),
     ).fetchone()
-    if row[3]:
+    if row[4]:
         raise JournalError(
             f"{path}: the group of draw {draw.draw_id} is recorded already; read it with group()"
         )
-    if row[:3] != (draw.task_id, draw.epoch, draw.seed):
+    if row[:4] != (draw.task_id, draw.epoch, draw.seed, draw.environment):
         raise JournalError(
-            f"{path}: draw {draw.draw_id} was recorded as {Draw(draw.draw_id, *row[:3])} "
+            f"{path}: draw {draw.draw_id} was recorded as {Draw(draw.draw_id, *row[:4])} "
             f"and its group says {draw}; a group carries the draw it was generated from"
         )
 

@@ -204,6 +204,7 @@ class Journal(JournalReader):
             exact_text(f"{what}: task_id", draw.task_id),
             int64(f"{what}: epoch", draw.epoch),
             int64(f"{what}: seed", draw.seed),
+            exact_text(f"{what}: environment", draw.environment),
         )
         if row[0] < 0:
             raise JournalError(f"{what} is negative; draws count from 0")
@@ -214,7 +215,9 @@ class Journal(JournalReader):
                     f"the next free draw id is {self.next_draw_id()}"
                 )
             connection.execute(
-                "INSERT INTO draws (draw_id, task_id, epoch, seed) VALUES (?, ?, ?, ?)", row
+                "INSERT INTO draws (draw_id, task_id, epoch, seed, environment) "
+                "VALUES (?, ?, ?, ?, ?)",
+                row,
             )
 
     def record_group(self, group: Group) -> None:

@@ -70,18 +70,18 @@ class JournalReader:
     def draws(self, first: int = 0, limit: int | None = None) -> list[DrawRecord]:
         """Draws in order from draw `first`, at most `limit` of them."""
         rows = self._rows(
-            "SELECT draws.draw_id, task_id, epoch, seed, status, step, reason, "
+            "SELECT draws.draw_id, task_id, epoch, seed, environment, status, step, reason, "
             f"{_SUMMARY_COLUMNS} FROM draws LEFT JOIN groups USING (draw_id) "
             "WHERE draws.draw_id >= ? ORDER BY draws.draw_id LIMIT ?",
             (int(first), -1 if limit is None else int(limit)),
         )
         return [
             DrawRecord(
-                Draw(*row[:4]),
-                DrawStatus(row[4]),
-                row[5],
+                Draw(*row[:5]),
+                DrawStatus(row[5]),
                 row[6],
-                GroupSummary(*row[7:]) if row[7] is not None else None,
+                row[7],
+                GroupSummary(*row[8:]) if row[8] is not None else None,
             )
             for row in rows
         ]
@@ -93,11 +93,11 @@ class JournalReader:
     def open_draws(self) -> list[tuple[Draw, bool]]:
         """Draws neither trained nor dropped, in order, and whether their group is recorded."""
         rows = self._rows(
-            "SELECT draw_id, task_id, epoch, seed, "
+            "SELECT draw_id, task_id, epoch, seed, environment, "
             "EXISTS (SELECT 1 FROM groups WHERE groups.draw_id = draws.draw_id) "
             "FROM draws WHERE status = 'open' ORDER BY draw_id"
         )
-        return [(Draw(*row[:4]), bool(row[4])) for row in rows]
+        return [(Draw(*row[:5]), bool(row[5])) for row in rows]
 
     def group(self, draw_id: int) -> Group:
         """The recorded group of a draw, checked against its checksum.

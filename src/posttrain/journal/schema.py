@@ -25,6 +25,7 @@ CREATE TABLE draws (
     task_id  TEXT NOT NULL,
     epoch    INTEGER NOT NULL,
     seed     INTEGER NOT NULL,
+    environment TEXT NOT NULL,
     status   TEXT NOT NULL DEFAULT 'open',
     step     INTEGER REFERENCES steps (step),
     position INTEGER,

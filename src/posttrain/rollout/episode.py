@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from posttrain.errors import EngineError
@@ -22,6 +22,8 @@ from posttrain.types import (
     Scored,
     StopReason,
     Task,
+    TokenKind,
+    TokenSequence,
     Trajectory,
     Verdict,
 )
@@ -71,12 +73,70 @@ class EpisodeRunner:
         self._renderer = renderer
         self._limits = limits
 
-    async def group(self, task: Task, draw: Draw, group_size: int, params: SamplingParams) -> Group:
-        """All siblings of a draw, concurrently."""
-        members = await asyncio.gather(
-            *(self.trajectory(task, draw, i, params) for i in range(group_size))
-        )
+    async def group(
+        self,
+        task: Task,
+        draw: Draw,
+        group_size: int,
+        params: SamplingParams,
+        extras: Set[str] = frozenset(),
+    ) -> Group:
+        """All siblings of a draw, concurrently.
+
+        `extras` asks for members beside them: "greedy", one answer without chance; "hindsight",
+        for each failed answer of one turn the demonstration that it is under the task it solves,
+        where the environment names one.
+        """
+        episodes = [self.trajectory(task, draw, i, params) for i in range(group_size)]
+        if "greedy" in extras:
+            greedy = replace(params, temperature=0.0)
+            episodes.append(self.trajectory(task, draw, group_size, greedy))
+        members = list(await asyncio.gather(*episodes))
+        if "greedy" in extras:
+            members[group_size] = replace(members[group_size], role="greedy")
+        if "hindsight" in extras:
+            members += self._hindsight(task, members[:group_size], len(members))
         return Group(draw, tuple(members))
+
+    def _hindsight(
+        self, task: Task, siblings: Sequence[Trajectory], first_index: int
+    ) -> list[Trajectory]:
+        """Failed answers as demonstrations of the tasks that they solve."""
+        demonstrations: list[Trajectory] = []
+        for sibling in siblings:
+            failed = isinstance(sibling.verdict, Scored) and not sibling.verdict.correct
+            solved = self._solved(task, sibling) if failed and len(sibling.turns) == 1 else None
+            if solved is not None:
+                index = first_index + len(demonstrations)
+                demonstrations.append(self._relabelled(solved, sibling, index))
+        return demonstrations
+
+    def _solved(self, task: Task, sibling: Trajectory) -> Task | None:
+        """The task that an answer solves. A recipe is refused whose environment has no relabel."""
+        try:
+            return self._spec.relabel(task, sibling.turns)  # type: ignore[attr-defined]
+        except Exception as error:  # boundary: recorded in the run's log; the sibling stays
+            logger.warning("task %s: relabelling an answer failed: %r", task.task_id, error)
+            return None
+
+    def _relabelled(self, solved: Task, sibling: Trajectory, index: int) -> Trajectory:
+        prompt_ids, prompt_kinds = self._renderer.opening(solved.prompt)
+        said = sibling.turns[0].completion.token_ids
+        count = len(prompt_ids) + len(said)
+        kinds = [*prompt_kinds, *[int(TokenKind.DEMONSTRATION)] * len(said)]
+        return replace(
+            sibling,
+            sample_index=index,
+            turns=(),
+            sequences=(
+                TokenSequence.build(
+                    [*prompt_ids, *said.tolist()], kinds, [0.0] * count, [-1] * count
+                ),
+            ),
+            verdict=Scored(1.0, evidence=f"sibling {sibling.sample_index} solves this task"),
+            fingerprint=solved.fingerprint,
+            role="hindsight",
+        )
 
     async def trajectory(
         self, task: Task, draw: Draw, sample_index: int, params: SamplingParams
@@ -158,6 +218,7 @@ class EpisodeRunner:
                     )
                 outcome = await budget.spend(env.step(turn))
                 standing = outcome.verdict or standing
+                recorder.rewarded(outcome.reward)
                 stop = _STOPS.get(completion.finish_reason)
                 if outcome.terminated or outcome.truncated or stop is StopReason.CONTEXT:
                     if stop is None:

@@ -15,7 +15,7 @@ order keeps short answers from being favoured.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import NoReturn
 
 from posttrain.errors import EngineError
@@ -38,12 +38,18 @@ class RolloutProducer:
         group_size: int,
         max_policy_lag: int,
         num_steps: int,
+        extras: Callable[[str], Set[str]] = lambda environment: frozenset(),
+        teaches: Callable[[Group], bool] | None = None,
+        max_refill: float = 1.0,
         next_draw_id: int = 0,
         num_lost: int = 0,
         open_draws: Iterable[tuple[Draw, Group | None]] = (),
     ) -> None:
         """`num_lost` counts draws that were dropped before a step consumed them; `open_draws` are
-        those that a former process left open, with the group if it was finished."""
+        those that a former process left open, with the group if it was finished.
+
+        With `teaches`, groups for which it is False do not count towards `groups_per_step`, until
+        `max_refill` times as many are taken."""
         self._runner = runner
         self._curriculum = curriculum
         self._journal = journal
@@ -52,6 +58,9 @@ class RolloutProducer:
         self._group_size = group_size
         self._max_policy_lag = max_policy_lag
         self._num_steps = num_steps
+        self._extras = extras
+        self._teaches = teaches
+        self._max_taken = int(max_refill * groups_per_step)
         self._num_lost = num_lost
         self._next_draw_id = next_draw_id
         self._left_open = list(open_draws)
@@ -66,7 +75,10 @@ class RolloutProducer:
         one takes its place.
         """
         taken: list[Group] = []
-        while len(taken) < self._groups_per_step:
+        num_teaching = 0
+        while num_teaching < self._groups_per_step and (
+            self._teaches is None or len(taken) < self._max_taken
+        ):
             self.submit(policy_version)
             draw_id = min(self._pending)
             group = await self._pending[draw_id]
@@ -80,6 +92,10 @@ class RolloutProducer:
                 self._num_lost += 1
                 continue
             taken.append(group)
+            if self._teaches is None or self._teaches(group):
+                num_teaching += 1
+            elif len(taken) - num_teaching <= self._max_taken - self._groups_per_step:
+                self._num_lost += 1  # the step consumes it, and another takes its place
         return taken
 
     def submit(self, policy_version: int) -> None:
@@ -118,7 +134,8 @@ class RolloutProducer:
         self.num_in_flight += 1
         try:
             task = self._curriculum.task(draw)
-            group = await self._runner.group(task, draw, self._group_size, self._params)
+            extras = self._extras(draw.environment)
+            group = await self._runner.group(task, draw, self._group_size, self._params, extras)
         finally:
             self.num_in_flight -= 1
         self._journal.record_group(group)

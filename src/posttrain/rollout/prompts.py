@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
+from posttrain.data.mixture import MixtureTasks
 from posttrain.errors import DataError
 from posttrain.protocols import TaskSet
 from posttrain.rollout.recorder import Renderer
@@ -39,10 +40,15 @@ def fit_prompts(
 ) -> TaskSet:
     """Apply `rollout.overlong_prompt` to a task set, measuring with the renderer of the run.
 
-    Raises DataError for an overlong prompt under "error", and when "drop" leaves nothing.
+    Members of a mixture are measured each by itself. Raises DataError for an overlong prompt under
+    "error", and when "drop" leaves nothing.
     """
     if rule == "truncate_left":
         return tasks  # the recorder cuts
+    if isinstance(tasks, MixtureTasks):
+        return tasks.map(
+            lambda own, member: fit_prompts(own, renderer, max_prompt, rule, f"{name} of {member}")
+        )
     scanned = min(len(tasks), MAX_SCANNED)
     lengths = [len(renderer.prompt_ids(tasks[i].prompt)) for i in range(scanned)]
     long = [i for i, length in enumerate(lengths) if length > max_prompt]

@@ -10,7 +10,7 @@ observation, so every sampled token still trains exactly once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,44 @@ class Renderer:
         full = self.text(history, True)
         return self.encode_with_kinds(full, _common_length(full, self.text(history, False)))
 
+    def answer_ids(self, messages: Sequence[Message], text: str) -> list[int]:
+        """Ids of a given answer and of the end of its turn, to follow `opening(messages)`.
+
+        Raises ModelError when the template rewrites the prompt once it is answered.
+        """
+        history = _dicts(messages)
+        before = self.text(history, True)
+        after = self.text([*history, {"role": "assistant", "content": text}], False)
+        if not after.startswith(before):
+            raise ModelError(
+                "the chat template writes another prompt once it is answered, so a given answer "
+                "cannot follow it; use a template that only appends"
+            )
+        ids = self._encode_answer(after[len(before) :], self._around_answer(history, before))
+        ends = [i for i, token in enumerate(ids) if token in self.eos_token_ids]
+        if ends:
+            return ids[: ends[0] + 1]
+        return [*ids, min(self.eos_token_ids)] if self.eos_token_ids else ids
+
+    def _around_answer(self, history: list[dict[str, str]], before: str) -> tuple[str, str]:
+        """What the template writes before and after an answer that follows `before`."""
+        mark = _MARK.format(0)
+        marked = self.text([*history, {"role": "assistant", "content": mark}], False)
+        head, _, tail = marked[len(before) :].partition(mark)
+        return head, tail
+
+    def _encode_answer(self, written: str, around: tuple[str, str]) -> list[int]:
+        """Ids of an answer with what the template writes around it. Special tokens are the
+        template's alone: in the answer their text stays text."""
+        head, tail = around
+        said = written[len(head) : len(written) - len(tail)]
+        plain = self._tokenizer.encode(
+            said, add_special_tokens=False, split_special_tokens=True, verbose=False
+        )
+        if list(plain) == self.encode(said):
+            return self.encode(written)
+        return [*self.encode(head), *plain, *self.encode(tail)]
+
     def prompt_ids(self, messages: Sequence[Message]) -> Int32:
         """Prompt ids [P] int32 of an opening conversation."""
         return np.asarray(self.opening(messages)[0], np.int32)
@@ -152,6 +190,11 @@ class Recorder:
         self._history.append({"role": "assistant", "content": completion.text})
         self._turns.append(turn)
         return turn
+
+    def rewarded(self, reward: float) -> None:
+        """Note what the environment gave for the last turn alone."""
+        if reward:
+            self._turns[-1] = replace(self._turns[-1], reward=float(reward))
 
     def observe(self, observation: Observation) -> Int32:
         """Append the environment's messages; returns the next prompt [P] int32."""

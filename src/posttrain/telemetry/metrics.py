@@ -39,6 +39,23 @@ METRICS: Mapping[str, str] = {
     "mismatch/weight_mean": "exp(prox - sampler); its mean is 1 when both agree",
     "mismatch/weight_max": "its maximum",
     "mismatch/ess_frac": "effective sample size of these weights over the token count",
+    "reference/kl_k1": "KL(policy || reference) per token, estimator k1, nats",
+    "reference/kl_k3": "KL(policy || reference) per token, estimator k3, nats",
+    "correction/mean": "off-policy weight that multiplied the loss, mean over tokens",
+    "correction/rejected_frac": "trained tokens whose weight is 0",
+    "value/loss": "value loss per token",
+    "value/return_mean": "mean of the critic's targets",
+    "value/explained_variance": "1 - var(target - value) / var(target), before the update",
+    "imitation/nll": "negative log-likelihood of imitated tokens, nats per token",
+    "hindsight/nll": "the same of answers under the tasks they solve",
+    "preference/loss": "loss of a pair",
+    "preference/margin": "chosen less rejected: log-ratio to the reference, or score",
+    "preference/accuracy": "pairs whose margin is above 0",
+    "preference/chosen_logprob": "log-prob of the chosen side, summed over its tokens",
+    "preference/rejected_logprob": "the same of the rejected side",
+    "preference/score_mean": "mean score of both sides",
+    "distill/reverse_kl": "KL(student || teacher) per token, from the sampled tokens, nats",
+    "distill/divergence": "divergence of student and teacher per token, nats",
     "learner/loss": "loss of the step; about 0 on-policy by construction",
     "learner/grad_norm": "global L2 norm before clipping, the largest of the step's updates",
     "learner/lr": "learning rate",
@@ -61,6 +78,8 @@ METRICS: Mapping[str, str] = {
 }
 PREFIXES: Mapping[str, str] = {
     "trajectories/invalid/": "how many trajectories have no reward for this reason",
+    "algo/": "what the algorithm remembers: adapted coefficients, moving baselines",
+    "env/": "reward and accuracy of one environment of a mixture",
     "reward/term/": "mean of a reward component over the trajectories that carry it",
 }
 

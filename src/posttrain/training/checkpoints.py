@@ -78,7 +78,7 @@ class CheckpointStore:
             learner.save(partial)
             _sync_folder(partial)
             os.replace(partial, final)
-            _sync_folder(self._folder)
+            _sync(self._folder)
         except (
             OSError,
             SafetensorError,
@@ -100,9 +100,14 @@ class CheckpointStore:
 
 
 def _sync_folder(folder: Path) -> None:
-    for path in [*folder.iterdir(), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    """Flush a folder and all that is in it."""
+    for path in [*folder.rglob("*"), folder]:
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

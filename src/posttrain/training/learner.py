@@ -1,10 +1,12 @@
 """The learner of one process: a batch in, one policy version further.
 
-It knows no algorithm by name: an `Algorithm` turns log-probs into a loss.
+It knows no algorithm by name: an `Algorithm`'s components turn columns of tokens into a loss, and
+name the columns that they read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -14,28 +16,59 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from posttrain.algo.aggregation import Denominators
 from posttrain.algo.algorithm import Algorithm
-from posttrain.algo.token_stats import TokenStats
+from posttrain.algo.credit import Memory
 from posttrain.config import Recipe
 from posttrain.data.packing import pack
-from posttrain.training.forward import score_tokens
+from posttrain.data.samples import build_batch
+from posttrain.randomness import derive_seed
+from posttrain.training.forward import Comparison, score_hidden
+from posttrain.training.frozen import FrozenModel, Reference
+from posttrain.training.heads import Scorer
+from posttrain.training.meter import Meter
 from posttrain.training.optimizer import MasterOptimizer
 from posttrain.training.policy import Policy
 from posttrain.training.schedule import learning_rate
-from posttrain.types import Microbatch, StepResult, TrainBatch, TrainSample
+from posttrain.training.token_columns import (
+    Columns,
+    GlobalCounts,
+    Work,
+    cut_ends,
+    key_of,
+    known_columns,
+    of_stream,
+    prepare_whole_step,
+    stream_of,
+)
+from posttrain.types import Group, Microbatch, StepResult, TrainBatch, TrainSample
 
 
 class InlineLearner:
-    """Implements `protocols.Learner` on the policy's own weights."""
+    """Implements `protocols.Learner` on the policy's own weights.
 
-    def __init__(self, policy: Policy, algorithm: Algorithm, recipe: Recipe) -> None:
+    A reference, a teacher, a critic or a reward head is given when the algorithm reads its column.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        algorithm: Algorithm,
+        recipe: Recipe,
+        *,
+        reference: Reference | None = None,
+        teacher: FrozenModel | None = None,
+        scorer: Scorer | None = None,
+    ) -> None:
         self._policy = policy
         self._algorithm = algorithm
         self._recipe = recipe
+        self._reference = reference
+        self._teacher = teacher
+        self.scorer = scorer
         self._optimizer = MasterOptimizer(policy, recipe.optim)
         self._version = 0
         self._skipped_in_a_row = 0
+        self.memory: Memory = {}
 
     @property
     def policy_version(self) -> int:
@@ -49,103 +82,273 @@ class InlineLearner:
         a row for the latter reason are counted in learner/non_finite_in_a_row.
         """
         started = time.perf_counter()
-        meter = _Meter()
+        meter = Meter()
         lr = learning_rate(self._recipe.optim, batch.step, self._recipe.num_steps)
         skipped = None if batch.num_loss_tokens else "no_trainable_tokens"
         if skipped is None:
             minibatches = self._minibatches(batch)
             moved = [
-                self._update(microbatches, prox, lr, meter)
+                self._update(works, batch.step, lr, meter)
                 for _ in range(self._recipe.algo.num_epochs)
-                for microbatches, prox in minibatches
+                for works in minibatches
             ]
             skipped = None if any(moved) else "non_finite"
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped == "non_finite" else 0
         self._version = batch.step
+        self._after_step(batch, meter)
         seconds = time.perf_counter() - started
-        metrics = meter.result(batch, lr, seconds)
+        metrics = meter.result(self._algorithm.components, batch, lr, seconds)
         metrics["learner/non_finite_in_a_row"] = float(self._skipped_in_a_row)
+        metrics |= {f"algo/{key}": value for key, value in self.memory.items()}
         return StepResult(batch.step, self._version, self.weights_hash(), metrics, skipped)
 
-    def _minibatches(
-        self, batch: TrainBatch
-    ) -> list[tuple[list[Microbatch], list[torch.Tensor] | None]]:
-        """Optimizer steps of the batch, each with its proximal log-probs.
+    def _after_step(self, batch: TrainBatch, meter: Meter) -> None:
+        for component in self._algorithm.components:
+            stats = meter.stats(key_of(component))
+            component.after_step(stats, batch.num_sequences, self.memory)
+        kl = getattr(self._recipe.algo, "kl", None)
+        if kl is None or self._reference is None:
+            return
+        if kl.reset_every and batch.step % kl.reset_every == 0:
+            self._reference.follow(self._policy, 1.0)
+            self._optimizer.forget_moments()
+        elif kl.sync_every and batch.step % kl.sync_every == 0:
+            self._reference.follow(self._policy, kl.sync_mix)
 
-        With one optimizer step per batch the proximal policy is the current one: its log-probs are
-        the detached forward, and None is returned for them.
+    def _minibatches(self, batch: TrainBatch) -> list[list[Work]]:
+        """Optimizer steps of the batch, each with what must be known before the first of them.
+
+        With one optimizer step per batch the proximal policy is the current one: unless a
+        component must see the whole step, its log-probs are the detached forward pass and nothing
+        is computed here.
         """
         algo = self._recipe.algo
-        cuts = [
-            pack(part, self._recipe.learner.max_tokens_per_microbatch)
+        budget = self._recipe.learner.max_tokens_per_microbatch
+        minibatches = [
+            [
+                Work(micro, known_columns(micro))
+                for micro in pack(part, budget, whole_groups=self._algorithm.whole_groups)
+            ]
             for part in _split_by_group(batch.samples, algo.num_minibatches)
         ]
-        if algo.num_epochs * algo.num_minibatches == 1:
-            return [(cut, None) for cut in cuts]
-        return [(cut, [self._scores_without_grad(micro) for micro in cut]) for cut in cuts]
+        works = [work for works in minibatches for work in works]
+        components = self._algorithm.components
+        several = algo.num_epochs * algo.num_minibatches > 1
+        if any(c.whole_step or (several and c.needs_prox) for c in components):
+            for work in works:
+                self._score_without_grad(work)
+        elif several:
+            for work in works:
+                self._read_frozen(work)
+        for component in components:
+            if component.whole_step:
+                prepare_whole_step(component, works, self._constants(batch.step), self.memory)
+        return minibatches
 
-    def _scores_without_grad(self, micro: Microbatch) -> torch.Tensor:
-        with torch.no_grad():
-            return score_tokens(
-                self._policy, micro, self._recipe.sampler.temperature
-            ).policy_logprobs_N
+    @torch.no_grad()
+    def _score_without_grad(self, work: Work) -> None:
+        """The policy's own scores at the start of the step, and those of frozen models."""
+        wanted = self._algorithm.columns
+        hidden_TH = self._policy.tree_hidden(work.micro)
+        scores = score_hidden(self._policy, hidden_TH, work.micro, self._temperature, wanted)
+        work.known["prox_logprobs_N"] = scores.policy_logprobs_N
+        if "entropy_N" in wanted:
+            work.known["entropy_N"] = scores.entropy_N
+        if "sum_pi_squared_N" in wanted and scores.sum_pi_squared_N is not None:
+            work.known["sum_pi_squared_N"] = scores.sum_pi_squared_N
+        if "values_N" in wanted and self.scorer is not None:
+            work.known["values_N"] = self.scorer.read(hidden_TH, work.micro, "predict_rows")
+            if self.scorer.bootstraps:
+                after_N = self.scorer.read(hidden_TH, work.micro, "own_rows")
+                work.known["bootstrap_N"] = torch.where(cut_ends(work.micro), after_N, 0.0)
+        self._read_frozen(work)
 
-    def _update(
-        self,
-        microbatches: Sequence[Microbatch],
-        prox: Sequence[torch.Tensor] | None,
-        lr: float,
-        meter: _Meter,
-    ) -> bool:
+    def _read_frozen(self, work: Work) -> None:
+        """Columns of models that are not trained, once for all passes over the batch."""
+        if self._reference is not None and "ref_logprobs_N" not in work.known:
+            work.known["ref_logprobs_N"] = self._reference.logprobs(work.micro, self._temperature)
+        wanted = self._algorithm.columns
+        if (
+            self._teacher is not None
+            and "teacher_logprobs_N" in wanted
+            and "teacher_logprobs_N" not in work.known
+        ):
+            work.known["teacher_logprobs_N"] = self._teacher.logprobs(work.micro, self._temperature)
+
+    def _update(self, works: Sequence[Work], step: int, lr: float, meter: Meter) -> bool:
         """One optimizer step. False when loss or gradient was not finite and nothing moved."""
-        num_loss_tokens, num_sequences = _global_counts(microbatches)
-        if not num_loss_tokens:
+        counts = GlobalCounts(self._algorithm.components, [work.micro for work in works])
+        if not counts:
             return False  # a mini-batch of dropped groups
-        self._optimizer.zero_grad()
+        optimizers = self._optimizers(step)
+        for optimizer in self._all_optimizers():
+            optimizer.zero_grad()
         loss_sum = 0.0
-        for index, micro in enumerate(microbatches):
-            scores = score_tokens(self._policy, micro, self._recipe.sampler.temperature)
-            prox_N = scores.policy_logprobs_N.detach() if prox is None else prox[index]
-            owner_N = torch.from_numpy(micro.sample_index)
-            lengths_S = torch.bincount(owner_N, minlength=len(micro.paths))
-            output = self._algorithm.loss(
-                scores.policy_logprobs_N,
-                prox_N,
-                torch.from_numpy(micro.sampler_logprobs),
-                torch.from_numpy(micro.advantages),
-                owner_N,
-                Denominators(num_loss_tokens, num_sequences, lengths_S),
-            )
-            output.loss.backward()
-            loss_sum += float(output.loss.detach())
-            meter.add(micro, scores.entropy_N, output.stats)
-        norm = self._optimizer.grad_norm()
-        meter.optimizer_step(loss_sum, norm)
-        if not (math.isfinite(loss_sum) and math.isfinite(norm)):
-            self._optimizer.zero_grad()
+        for work in works:
+            loss = self._loss(work, counts, step, meter)
+            loss.backward()
+            loss_sum += float(loss.detach())
+        norms = [optimizer.grad_norm() for optimizer in optimizers]
+        meter.optimizer_step(loss_sum, norms[0])
+        if not (math.isfinite(loss_sum) and all(map(math.isfinite, norms))):
+            for optimizer in self._all_optimizers():
+                optimizer.zero_grad()
             meter.non_finite_updates += 1
             return False
-        self._optimizer.update(lr, norm)
+        for optimizer, norm in zip(optimizers, norms, strict=True):
+            scale = optimizer.config.lr / self._recipe.optim.lr
+            optimizer.update(lr * scale, norm)
         return True
+
+    def _loss(self, work: Work, counts: GlobalCounts, step: int, meter: Meter) -> torch.Tensor:
+        """This micro-batch's share of the loss of all components."""
+        micro = work.micro
+        self._read_frozen(work)
+        now, entropy_N = self._current(work)
+        meter.add(micro, entropy_N)
+        total = torch.zeros(())
+        for component in self._algorithm.components:
+            columns = of_stream({**work.known, **now}, stream_of(component, micro))
+            columns |= self._constants(step)
+            if component.whole_step:
+                columns |= work.prepared.get(key_of(component), {})
+            else:
+                columns |= component.prepare(_detached(columns), self.memory)
+            if not len(columns["weights_N"]):
+                continue
+            output = component.loss(columns, counts.denominators(component, micro), self.memory)
+            total = total + output.loss
+            meter.add_stats(key_of(component), output.stats)
+        return total
+
+    def _current(self, work: Work) -> tuple[Columns, torch.Tensor | None]:
+        """Columns of the policy as it is, with gradient, and its entropy without."""
+        micro, wanted = work.micro, self._algorithm.columns
+        hidden_TH = self._policy.tree_hidden(micro)
+        now: Columns = {}
+        entropy_N = None
+        if "policy_logprobs_N" in wanted:
+            scores = score_hidden(
+                self._policy, hidden_TH, micro, self._temperature, wanted, self._comparison(micro)
+            )
+            now["policy_logprobs_N"] = scores.policy_logprobs_N
+            if "divergence_N" in wanted:
+                now["divergence_N"] = scores.divergence_N
+            entropy_N = scores.entropy_N.detach()
+            if "entropy_N" in wanted:
+                now["entropy_N"] = scores.entropy_N
+            if "prox_logprobs_N" not in work.known:
+                now["prox_logprobs_N"] = scores.policy_logprobs_N.detach()
+                if not any(c.follows_policy for c in self._algorithm.components):
+                    work.known["prox_logprobs_N"] = now["prox_logprobs_N"]
+        if self.scorer is not None:
+            name, rows = _head_column(wanted)
+            now[name] = self.scorer.read(hidden_TH, micro, rows)
+        return now, entropy_N
+
+    @torch.no_grad()
+    def _comparison(self, micro: Microbatch) -> Comparison | None:
+        """With what the policy's whole distribution is compared, if a loss asks for it."""
+        rule, teacher = self._algorithm.divergence, self._teacher
+        if rule is None or teacher is None:
+            return None
+        return Comparison(teacher.policy, teacher.policy.tree_hidden(micro), rule.on)
+
+    def _constants(self, step: int) -> Columns:
+        return {"step": step, "seed": derive_seed(self._recipe.seed, "algorithm", step) >> 1}
+
+    @property
+    def _temperature(self) -> float:
+        return self._recipe.sampler.temperature
+
+    def _optimizers(self, step: int) -> list[MasterOptimizer]:
+        """Those that move at this step, the policy's first; a critic may learn alone before."""
+        if self.scorer is None:
+            return [self._optimizer]
+        if step <= self.scorer.pretrain_steps:
+            return [self.scorer.optimizer]
+        return [self._optimizer, self.scorer.optimizer]
+
+    def _all_optimizers(self) -> list[MasterOptimizer]:
+        return [self._optimizer, *([self.scorer.optimizer] if self.scorer else [])]
+
+    @torch.no_grad()
+    def judge(self, groups: Sequence[Group]) -> dict[int, bool]:
+        """draw id -> whether the model prefers, scores or says what was given. Nothing is trained.
+
+        Groups that the algorithm drops count as wrong.
+        """
+        verdicts = {group.draw.draw_id: False for group in groups}
+        batch = build_batch(self._version + 1, groups, self._algorithm, dict(self.memory))
+        budget = self._recipe.learner.max_tokens_per_microbatch
+        for micro in pack(batch.samples, budget, whole_groups=True):
+            work = Work(micro, known_columns(micro))
+            self._read_frozen(work)
+            now, _ = self._current(work)
+            for component in self._algorithm.components:
+                columns = of_stream({**work.known, **now}, stream_of(component, micro))
+                draws = list(dict.fromkeys(draw_id for draw_id, _ in micro.owners))
+                verdicts |= dict(zip(draws, component.judge(columns).tolist(), strict=True))
+        return verdicts
+
+    @property
+    def frozen_parameters(self) -> int:
+        """Parameters of models that are held beside the policy and not trained."""
+        copies = [m for m in (self._reference, self._teacher) if isinstance(m, FrozenModel)]
+        return sum(p.numel() for m in copies for p in m.policy.model.parameters())
 
     @property
     def masters(self) -> Mapping[str, torch.Tensor]:
         """fp32 weights by parameter name."""
         return self._optimizer.masters
 
-    def weights_hash(self) -> str:
+    def policy_hash(self) -> str:
+        """SHA-256 of the policy alone: what it is before the first step depends on the model, not
+        on the algorithm's critic or head."""
         return self._optimizer.weights_hash()
+
+    def weights_hash(self) -> str:
+        own = self.policy_hash()
+        return own if self.scorer is None else _joined(own, self.scorer.optimizer.weights_hash())
 
     def save(self, folder: Path) -> None:
         self._optimizer.save(folder)
-        state = {"policy_version": self._version, "skipped_in_a_row": self._skipped_in_a_row}
+        if self.scorer is not None:
+            self.scorer.save(folder / "scorer")
+        if self._reference is not None:
+            self._reference.save(folder)
+        state = {
+            "policy_version": self._version,
+            "skipped_in_a_row": self._skipped_in_a_row,
+            "algorithm": self.memory,
+        }
         (folder / "learner.json").write_text(json.dumps(state))
 
     def restore(self, folder: Path) -> None:
         self._optimizer.restore(folder)
+        if self.scorer is not None:
+            self.scorer.restore(folder / "scorer")
+        if self._reference is not None:
+            self._reference.restore(folder)
         state = json.loads((folder / "learner.json").read_text())
         self._version = state["policy_version"]
         self._skipped_in_a_row = state["skipped_in_a_row"]
+        self.memory = state["algorithm"]
+
+
+def _head_column(wanted: frozenset[str]) -> tuple[str, str]:
+    """What the scalar head is read as, and at which rows."""
+    if "scores_N" in wanted:
+        return "scores_N", "own_rows"
+    return "values_N", "predict_rows"
+
+
+def _detached(columns: Columns) -> Columns:
+    return {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in columns.items()}
+
+
+def _joined(*hashes: str) -> str:
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def _split_by_group(
@@ -156,56 +359,3 @@ def _split_by_group(
     for part in np.array_split(np.asarray(draws, dtype=np.int64), num_parts):
         chosen = set(part.tolist())
         yield [s for s in samples if s.draw_id in chosen]
-
-
-def _global_counts(microbatches: Sequence[Microbatch]) -> tuple[int, int]:
-    """Loss tokens and sequences of the whole optimizer step, fixed before the first backward."""
-    tokens = sum(m.num_loss_tokens for m in microbatches)
-    sequences = sum(len(np.unique(m.sample_index)) for m in microbatches)
-    return tokens, sequences
-
-
-class _Meter:
-    """Collects the metrics of a step over its micro-batches."""
-
-    def __init__(self) -> None:
-        self._entropy_sum = 0.0
-        self.non_finite_updates = 0
-        self._tokens = 0
-        self._rows = 0
-        self._microbatches = 0
-        self._losses: list[float] = []
-        self._norms: list[float] = []
-        self._stats = TokenStats(0, {}, {})
-
-    def add(self, micro: Microbatch, entropy_N: torch.Tensor, stats: TokenStats) -> None:
-        self._entropy_sum += float(entropy_N.sum())
-        self._tokens += micro.num_tokens
-        self._rows += micro.num_rows
-        self._microbatches += 1
-        self._stats = self._stats.merge(stats)
-
-    def optimizer_step(self, loss: float, norm: float) -> None:
-        self._losses.append(loss)
-        self._norms.append(norm)
-
-    def result(self, batch: TrainBatch, lr: float, seconds: float) -> dict[str, float]:
-        """Means are over the trained tokens of all passes; the gradient norm is the largest."""
-        metrics = {
-            "learner/lr": lr,
-            "learner/step_s": seconds,
-            "learner/tokens": float(self._tokens),
-            "learner/loss_tokens": float(batch.num_loss_tokens),
-            "learner/microbatches": float(self._microbatches),
-            "learner/non_finite_updates": float(self.non_finite_updates),
-            "learner/tok_per_s": self._tokens / seconds if seconds else 0.0,
-        }
-        if self._stats.num_tokens:
-            metrics["learner/shared_frac"] = 1 - self._rows / self._tokens
-            metrics["learner/loss"] = sum(self._losses) / len(self._losses)
-            metrics["learner/grad_norm"] = float(np.max(self._norms))  # a NaN stays one
-            metrics["policy/entropy_mean"] = self._entropy_sum / self._stats.num_tokens
-            metrics.update(self._stats.metrics())
-            oldest = min(int(s.policy_versions[s.loss_mask].min()) for s in batch.samples)
-            metrics["policy/lag_max"] = float(batch.step - 1 - oldest)
-        return metrics

@@ -10,25 +10,35 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from posttrain.config import OptimConfig
 from posttrain.errors import JournalCorruptError
-from posttrain.training.policy import Policy
 
 _MASTERS, _MOMENTS = "masters.safetensors", "moments.safetensors"
 _NUM_UPDATES = "num_updates"
 
 
-class MasterOptimizer:
-    """Trainable parameters, their masters, and AdamW's state."""
+class HasModel(Protocol):
+    """A policy, or anything else whose module has parameters to train."""
 
-    def __init__(self, policy: Policy, config: OptimConfig) -> None:
-        self._config = config
-        self._params = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+    @property
+    def model(self) -> torch.nn.Module: ...
+
+
+class MasterOptimizer:
+    """Trainable parameters, their masters, and AdamW's state. Frozen ones are only hashed."""
+
+    def __init__(self, owner: HasModel, config: OptimConfig) -> None:
+        self.config = config
+        named = dict(owner.model.named_parameters())
+        self._params = {name: p for name, p in named.items() if p.requires_grad}
+        self._frozen = {name: p for name, p in named.items() if not p.requires_grad}
         self._masters: dict[str, torch.Tensor] = {}
         for name, param in self._params.items():
             if param.dtype == torch.float32:
@@ -56,6 +66,11 @@ class MasterOptimizer:
         """fp32 weights by parameter name, tied ones once."""
         return self._masters
 
+    def forget_moments(self) -> None:
+        """Begin AdamW anew, as a reset of the reference asks for."""
+        self._adam.state.clear()
+        self.num_updates = 0
+
     def zero_grad(self) -> None:
         for master in self._masters.values():
             if master.grad is not None:
@@ -71,9 +86,9 @@ class MasterOptimizer:
     def update(self, lr: float, grad_norm: float) -> None:
         """Clip to `max_grad_norm`, take one AdamW step, refresh the policy's parameters."""
         grads = [m.grad for m in self._masters.values() if m.grad is not None]
-        if grad_norm > self._config.max_grad_norm:
+        if grad_norm > self.config.max_grad_norm:
             for grad in grads:
-                grad.mul_(self._config.max_grad_norm / grad_norm)
+                grad.mul_(self.config.max_grad_norm / grad_norm)
         for group in self._adam.param_groups:
             group["lr"] = lr
         self._adam.step()
@@ -88,13 +103,29 @@ class MasterOptimizer:
                     param.copy_(master)
 
     def weights_hash(self) -> str:
-        """SHA-256 over name, shape and fp32 bytes of every master, in name order."""
-        digest = hashlib.sha256()
+        """SHA-256 over name, shape and fp32 bytes of every master, in name order.
+
+        Where weights are frozen beside an adapter, their own hash comes first: other base weights
+        are another policy.
+        """
+        digest = hashlib.sha256(self._frozen_digest)
         for name in sorted(self._masters):
             tensor = self._masters[name].detach().contiguous()
             digest.update(repr((name, tuple(tensor.shape))).encode())
             digest.update(tensor.view(-1).numpy().data.cast("B"))
         return digest.hexdigest()
+
+    @cached_property
+    def _frozen_digest(self) -> bytes:
+        """SHA-256 over name, shape and bytes of the frozen weights, read once; b"" without any."""
+        if not self._frozen:
+            return b""
+        digest = hashlib.sha256()
+        for name in sorted(self._frozen):
+            tensor = self._frozen[name].detach().contiguous()
+            digest.update(repr((name, tuple(tensor.shape))).encode())
+            digest.update(tensor.view(-1).view(torch.uint8).numpy().data)
+        return digest.digest()
 
     def save(self, folder: Path) -> None:
         """Write masters, moments and counters (safetensors and JSON) into `folder`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +21,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
+from posttrain.config import LoraConfig
 from posttrain.data.prefix_tree import PrefixTree, build_prefix_tree
-from posttrain.errors import ModelError
+from posttrain.errors import ConfigError, ModelError
 from posttrain.training import attention
+from posttrain.training.lora import Adapter, add_adapter
 from posttrain.types import Microbatch
 
 FP32_ROWS = 64
@@ -44,6 +47,7 @@ class Policy:
     dtype: torch.dtype
     max_context: int
     eos_token_ids: tuple[int, ...]
+    adapter: Adapter | None = None
 
     @property
     def num_layers(self) -> int:
@@ -108,6 +112,22 @@ class Policy:
             list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
+    def adapter_disabled(self) -> AbstractContextManager[None]:
+        """While it is entered the policy is its base model: a reference without a second copy.
+
+        For forward passes alone: no backward pass may run inside, and it does not nest. Raises
+        ConfigError when the policy has no adapter.
+        """
+        return self._adapter().disabled()
+
+    def _adapter(self) -> Adapter:
+        if self.adapter is None:
+            raise ConfigError(
+                f"the policy of model folder {self.folder} has no adapter: every weight of it is "
+                "trained; set model.lora to train one"
+            )
+        return self.adapter
+
     def _padded_rows(self, count: int) -> int:
         if self.dtype == torch.float32:
             return -(-count // FP32_ROWS) * FP32_ROWS
@@ -125,11 +145,10 @@ class Policy:
         """Write a Hugging Face folder: weights in `dtype`, config, tokenizer, chat template.
 
         `masters` are the fp32 weights by parameter name, of which the model holds a rounded copy.
+        An adapter is merged into the weights, which plain transformers then loads.
         """
         implementation = self.model.config._attn_implementation
-        exact = dict(self.model.state_dict()) | self._under_every_name(masters or {})
-        once = {tensor.data_ptr(): tensor.detach().to(dtype) for tensor in exact.values()}
-        state = {name: once[tensor.data_ptr()] for name, tensor in exact.items()}  # tied stays tied
+        state = self.exact_state(dtype, masters or {})
         self.model.config._attn_implementation = "sdpa"
         try:
             self.model.save_pretrained(folder, state_dict=state)
@@ -139,6 +158,28 @@ class Policy:
         config = json.loads((folder / "config.json").read_text())
         config["dtype"] = str(dtype).removeprefix("torch.")  # save_pretrained writes the model's
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+    def exact_state(
+        self, dtype: torch.dtype, masters: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """The model's state dict in `dtype`, rounded from the masters, an adapter merged in."""
+        exact = self._exact_weights(masters)
+        if self.adapter is not None:
+            exact = self.adapter.merge(exact, dtype)
+        once = {tensor.data_ptr(): tensor.detach().to(dtype) for tensor in exact.values()}
+        return {name: once[tensor.data_ptr()] for name, tensor in exact.items()}  # tied stays tied
+
+    def export_adapter(
+        self, folder: Path, dtype: torch.dtype, masters: Mapping[str, torch.Tensor], base_name: str
+    ) -> None:
+        """Write the adapter alone, as peft does, for the base model called `base_name`.
+
+        Raises ConfigError when the policy has none.
+        """
+        self._adapter().write(folder, self._exact_weights(masters), dtype, base_name)
+
+    def _exact_weights(self, masters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return dict(self.model.state_dict()) | self._under_every_name(masters)
 
     def _under_every_name(self, masters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """A tied weight has one master and several names in the state dict."""
@@ -157,11 +198,51 @@ def load_policy(
     attention_kind: Literal["exact", "sdpa"] = "exact",
     max_context: int | None = None,
     gradient_checkpointing: bool = False,
+    lora: LoraConfig | None = None,
+    seed: int = 0,
 ) -> Policy:
-    """Load a Hugging Face causal-LM folder. Raises ModelError when it cannot serve as a policy."""
+    """Load a Hugging Face causal-LM folder; with `lora`, an adapter drawn from `seed` beside it.
+
+    Raises ModelError when it cannot serve as a policy, and what `add_adapter` raises.
+    """
     attention.register()
     disable_progress_bar()  # a run shows its own progress
-    implementation = attention.EXACT if attention_kind == "exact" else attention.FUSED
+    model, tokenizer = _load(folder, dtype)
+    model.config.use_cache = False
+    config = model.config.get_text_config()
+    limit = int(getattr(config, "max_position_embeddings", 0) or 1 << 30)
+    if max_context is not None and max_context > limit:
+        raise ModelError(
+            f"model.max_context is {max_context}, but {folder} reads at most {limit} tokens; "
+            "lower it"
+        )
+    _refuse_lengths_that_matter(config, max_context or limit, folder)
+    if attention_kind == "sdpa" and getattr(config, _SOFTCAP, None):
+        raise ModelError(
+            f"model folder {folder}: its attention has a soft cap, which the fused kernel lacks; "
+            'set model.attention = "exact"'
+        )
+    adapter = None if lora is None else add_adapter(model, lora, seed, folder)
+    model.eval()  # dropout off: the sampler and the learner must be the same function
+    reference = _native_logits(model)
+    model.set_attn_implementation(attention.EXACT if attention_kind == "exact" else attention.FUSED)
+    policy = Policy(
+        model=model,
+        tokenizer=tokenizer,
+        folder=folder,
+        dtype=getattr(torch, dtype),
+        max_context=max_context or limit,
+        eos_token_ids=_eos_ids(model, tokenizer),
+        adapter=adapter,
+    )
+    _check_same_function(policy, reference)
+    if gradient_checkpointing:
+        _recompute_layers(model, folder)
+    return policy
+
+
+def _load(folder: Path, dtype: str) -> tuple[Any, Any]:
+    """Model and tokenizer as transformers makes them, from whole weights."""
     try:
         config = AutoConfig.from_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -179,34 +260,7 @@ def load_policy(
         ) from error
     model, loading = loaded
     _refuse_other_weights(loading, folder)
-    model.config.use_cache = False
-    model.eval()  # dropout off: the sampler and the learner must be the same function
-    limit = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 1 << 30)
-    if max_context is not None and max_context > limit:
-        raise ModelError(
-            f"model.max_context is {max_context}, but {folder} reads at most {limit} tokens; "
-            "lower it"
-        )
-    _refuse_lengths_that_matter(config.get_text_config(), max_context or limit, folder)
-    if attention_kind == "sdpa" and getattr(config.get_text_config(), _SOFTCAP, None):
-        raise ModelError(
-            f"model folder {folder}: its attention has a soft cap, which the fused kernel lacks; "
-            'set model.attention = "exact"'
-        )
-    reference = _native_logits(model)
-    model.set_attn_implementation(implementation)
-    policy = Policy(
-        model=model,
-        tokenizer=tokenizer,
-        folder=folder,
-        dtype=getattr(torch, dtype),
-        max_context=max_context or limit,
-        eos_token_ids=_eos_ids(model, tokenizer),
-    )
-    _check_same_function(policy, reference)
-    if gradient_checkpointing:
-        _recompute_layers(model, folder)
-    return policy
+    return model, tokenizer
 
 
 def _refuse_other_weights(loading: Any, folder: Path) -> None:

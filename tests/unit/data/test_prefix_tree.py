@@ -52,7 +52,8 @@ def sample_of(ids: list[int], trained_from: int, index: int) -> TrainSample:
         mask,
         -numbers,
         np.where(mask, 0, -1).astype(np.int32),
-        np.where(mask, numbers, 0).astype(np.float32),
+        np.where(mask, np.arange(length), -1).astype(np.int32),
+        {"policy": np.where(mask, numbers, 0).astype(np.float32)},
         draw_id=index,
         sample_index=0,
     )
@@ -71,19 +72,30 @@ def test_every_trained_token_is_packed_once_behind_the_row_before_it(
         seen += len(members)
         assert micro.num_rows <= budget or len(members) == 1
         expected = [
-            (path[j - 1], s.token_ids[j], s.sampler_logprobs[j], s.advantages[j], i)
+            (
+                path[j - 1],
+                path[j],
+                s.token_ids[j],
+                s.sampler_logprobs[j],
+                j,
+                i,
+                -s.sampler_logprobs[j],
+            )
             for i, (s, path) in enumerate(zip(members, micro.paths, strict=True))
             for j in np.flatnonzero(s.loss_mask)
         ]
         packed = zip(
             micro.predict_rows,
+            micro.own_rows,
             micro.labels,
             micro.sampler_logprobs,
-            micro.advantages,
+            micro.turn_index,
             micro.sample_index,
+            micro.streams["policy"].weights,
             strict=True,
         )
         assert list(packed) == expected
+        assert micro.owners == tuple((s.draw_id, s.sample_index) for s in members)
     assert seen == len(samples), "in order, none lost, none twice"
 
 

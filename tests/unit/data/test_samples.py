@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from posttrain.algo.algorithm import build_algorithm
-from posttrain.algo.credit import Credit
-from posttrain.config import RlooConfig
+from posttrain.algo.builder import build_algorithm
+from posttrain.algo.credit import Credit, TurnWeights
+from posttrain.config import RewardModelConfig, RlooConfig, SftConfig
+from posttrain.config.estimators import RaeConfig
 from posttrain.data.samples import build_batch, fingerprint
 from posttrain.types import (
     Draw,
@@ -64,7 +66,7 @@ def test_a_failure_is_never_trained_as_zero(group) -> None:
         3, [group(7, [Scored(1.0), BAD, Scored(0.0)])], build_algorithm(RlooConfig())
     )
     assert [s.sample_index for s in batch.samples] == [0, 2]
-    assert [float(s.advantages[-1]) for s in batch.samples] == [1.0, -1.0]
+    assert [float(s.streams["policy"][-1]) for s in batch.samples] == [1.0, -1.0]
     assert (batch.step, batch.draw_ids) == (3, (7,))
 
 
@@ -82,7 +84,7 @@ def test_every_sequence_of_a_fork_carries_the_advantage_on_its_own_sampled_token
         1, [group(0, [Scored(1.0), Scored(0.0)], forked=True)], build_algorithm(RlooConfig())
     )
     trained = [
-        (s.sample_index, s.token_ids[s.loss_mask].tolist(), s.advantages.tolist())
+        (s.sample_index, s.token_ids[s.loss_mask].tolist(), s.streams["policy"].tolist())
         for s in batch.samples
     ]
     assert trained == [
@@ -101,11 +103,91 @@ def test_an_empty_completion_trains_nothing_and_touches_nothing(make: SimpleName
     member = Trajectory(0, 0, 0, (turn,), (sequence,), Scored(1.0), StopReason.TERMINATED)
 
     class Everything:
-        def advantages(self, groups: object) -> Credit:
-            return Credit({(0, 0): 1.0}, {}, {})
+        def credit(self, groups: object, memory: object = None) -> Credit:
+            return Credit({(0, 0): {"policy": TurnWeights((1.0,))}}, {})
 
     batch = build_batch(1, [Group(Draw(0, "t", 0, 0), (member,))], Everything())
     assert batch.samples == () and batch.num_loss_tokens == 0
+
+
+@dataclass(frozen=True)
+class Given:
+    """An algorithm that gives these streams to every trajectory."""
+
+    streams: dict[str, TurnWeights]
+
+    def credit(self, groups: Sequence[Group], memory: object = None) -> Credit:
+        keys = [(t.draw_id, t.sample_index) for group in groups for t in group]
+        return Credit(dict.fromkeys(keys, self.streams), {})
+
+
+def test_each_turn_has_its_own_weight_and_rewards_arrive_at_its_last_token(group) -> None:
+    """Two turns: [10, 2] in the first sequence, [20] in the second, behind its replayed history."""
+    groups = [group(0, [Scored(1.0)], forked=True)]
+    per_turn = {
+        "everywhere": TurnWeights((3.0, 5.0)),
+        "at_ends": TurnWeights((3.0, 5.0), "turn_ends"),
+        "one": TurnWeights((7.0,)),
+    }
+    first, second = build_batch(1, groups, Given(per_turn)).samples
+    assert first.turn_index.tolist() == [-1, -1, -1, 0, 0]
+    assert second.turn_index.tolist() == [-1] * 5 + [1]
+    assert first.streams["everywhere"].tolist() == [0, 0, 0, 3, 3]
+    assert first.streams["at_ends"].tolist() == [0, 0, 0, 0, 3]
+    assert first.streams["one"].tolist() == [0, 0, 0, 7, 7]
+    assert [second.streams[n].tolist() for n in per_turn] == [
+        [0, 0, 0, 0, 0, 5],
+        [0, 0, 0, 0, 0, 5],
+        [0, 0, 0, 0, 0, 7],
+    ]
+
+
+def test_turns_of_one_sequence_are_told_apart(make: SimpleNamespace) -> None:
+    """Turns [7, 8] and [9, 2] with the environment's [5, 6] between them; an empty turn first."""
+    completions = [make.completion(ids) for ids in ([], [7, 8], [9, 2])]
+    turns = tuple(Turn(np.array([1], np.int32), c) for c in completions)
+    sequence = TokenSequence.build(
+        [1, 7, 8, 5, 6, 9, 2], [2, 0, 0, 2, 2, 0, 0], [0.0] * 7, [-1, 0, 0, -1, -1, 0, 0]
+    )
+    member = Trajectory(0, 0, 0, turns, (sequence,), Scored(1.0), StopReason.TERMINATED)
+    groups = [Group(Draw(0, "t", 0, 0), (member,))]
+    streams = {
+        "everywhere": TurnWeights((1.0, 3.0, 5.0)),
+        "at_ends": TurnWeights((1.0, 3.0, 5.0), "turn_ends"),
+    }
+    (sample,) = build_batch(1, groups, Given(streams)).samples
+    assert sample.turn_index.tolist() == [-1, 1, 1, -1, -1, 2, 2]
+    assert sample.streams["everywhere"].tolist() == [0, 3, 3, 0, 0, 5, 5]
+    assert sample.streams["at_ends"].tolist() == [0, 0, 3, 0, 0, 0, 5]
+
+
+def test_a_demonstration_trains_what_was_given_and_not_its_prompt() -> None:
+    sequence = TokenSequence.build([1, 5, 8, 9, 2], [2, 1, 3, 3, 3], [0.0] * 5, [-1] * 5)
+    member = Trajectory(
+        0, 0, 0, (), (sequence,), Scored(1.0), StopReason.TERMINATED, role="demonstration"
+    )
+    groups = [Group(Draw(0, "t", 0, 0), (member,))]
+    (sample,) = build_batch(1, groups, build_algorithm(SftConfig())).samples
+    assert sample.loss_mask.tolist() == [False, False, True, True, True]
+    assert sample.streams["imitation"].tolist() == [0, 0, 1, 1, 1]
+    assert sample.turn_index.tolist() == [-1, -1, 0, 0, 0]
+
+
+def test_a_score_is_read_at_the_last_token_alone(group) -> None:
+    groups = [group(0, [Scored(0.0), Scored(1.0)])]
+    worse, better = build_batch(1, groups, build_algorithm(RewardModelConfig())).samples
+    for sample, sign in ((worse, -1), (better, 1)):
+        assert sample.loss_mask.tolist() == [False] * 4 + [True]
+        assert sample.streams["score"].tolist() == [0, 0, 0, 0, sign]
+
+
+def test_the_memory_reaches_the_algorithm_and_follows_it(group) -> None:
+    memory = {}
+    algorithm = build_algorithm(RaeConfig(decay=0.5))
+    for _ in range(2):
+        batch = build_batch(1, [group(0, [Scored(1.0)])], algorithm, memory)
+    assert memory == {"baseline//": 0.75}
+    assert batch.samples[0].streams["policy"][-1] == 0.5  # against the baseline before it
 
 
 def test_the_fingerprint_sees_everything_the_optimizer_sees(group) -> None:
@@ -116,7 +198,10 @@ def test_the_fingerprint_sees_everything_the_optimizer_sees(group) -> None:
     sample = batch.samples[0]
     changed = [
         replace(sample, token_ids=sample.token_ids + 1),
-        replace(sample, advantages=-sample.advantages),
+        replace(sample, streams={"policy": -sample.streams["policy"]}),
+        replace(sample, streams={"imitation": sample.streams["policy"]}),
+        replace(sample, streams={}),
+        replace(sample, turn_index=sample.turn_index + 1),
         replace(sample, sampler_logprobs=np.nextafter(sample.sampler_logprobs, np.float32(1))),
         replace(sample, policy_versions=sample.policy_versions + 1),
         replace(sample, loss_mask=np.array([False, False, False, False, True])),

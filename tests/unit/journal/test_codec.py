@@ -31,6 +31,7 @@ from posttrain.types import (
     Scored,
     StopReason,
     TextPart,
+    TokenKind,
     TokenSequence,
     ToolResultPart,
     Trajectory,
@@ -88,11 +89,21 @@ def draw_turn(data: st.DataObject) -> tuple[Turn, TokenSequence]:
         np.concatenate([bits(data, np.float32, num_prompt), logprobs]),
         np.concatenate([np.full(num_prompt, -1, np.int32), versions]),
     )
-    return Turn(prompt, completion, data.draw(st.none() | observations)), sequence
+    reward = data.draw(st.floats(-MAX_REWARD, MAX_REWARD))
+    return Turn(prompt, completion, data.draw(st.none() | observations), reward), sequence
+
+
+def draw_demonstration(data: st.DataObject) -> TokenSequence:
+    """Given tokens: no turn sampled them and no policy version did."""
+    length = data.draw(sizes)
+    ids, kinds = bits(data, np.int32, length), np.full(length, TokenKind.DEMONSTRATION, np.int8)
+    return TokenSequence(ids, kinds, bits(data, np.float32, length), np.full(length, -1, np.int32))
 
 
 def draw_group(data: st.DataObject) -> Group:
-    draw = Draw(data.draw(seeds), data.draw(texts), data.draw(sizes), data.draw(seeds))
+    draw = Draw(
+        data.draw(seeds), data.draw(texts), data.draw(sizes), data.draw(seeds), data.draw(texts)
+    )
     members = []
     for index in range(data.draw(sizes)):
         pairs = [draw_turn(data) for _ in range(data.draw(st.integers(0, 3)))]
@@ -102,10 +113,11 @@ def draw_group(data: st.DataObject) -> Group:
                 index,
                 data.draw(seeds),
                 tuple(turn for turn, _ in pairs),
-                tuple(sequence for _, sequence in pairs),
+                (*(sequence for _, sequence in pairs), draw_demonstration(data)),
                 data.draw(verdicts),
                 data.draw(st.sampled_from(StopReason)),
                 data.draw(st.integers(1, 5)),
+                data.draw(texts),
                 data.draw(texts),
             )
         )

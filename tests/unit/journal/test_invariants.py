@@ -151,7 +151,7 @@ def test_a_batch_that_contradicts_itself_is_refused(filled, batch, fact) -> None
 def test_samples_come_from_trained_draws_only(filled, stranger) -> None:
     arrays = (np.zeros(1, np.bool_), np.zeros(1, np.float32))
     ids = np.zeros(1, np.int32)
-    sample = TrainSample(ids, arrays[0], arrays[1], ids, arrays[1], stranger, 0)
+    sample = TrainSample(ids, arrays[0], arrays[1], ids, ids, {}, stranger, 0)
     batch = TrainBatch(1, (sample,), (0, 1), {1: "stale"})
     with pytest.raises(JournalError, match=rf"samples of draws \[{stranger}\]"):
         filled.begin_step(batch, "fingerprint")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from posttrain.types import (
     Turn,
 )
 
+VECTORS = Path(__file__).parents[2] / "numerics/vectors.json"
 TASK = make_task("t", user_prompt(None, "q"), {}, grader="none")
 
 
@@ -45,12 +48,16 @@ class FakeRunner:
         self._random = random.Random(seed)
         self.version = 0
         self.ran: list[int] = []
+        self.extras: dict[int, Set[str]] = {}
         self.finished: list[int] = []
         self.fails_on: int | None = None
         self.gate: asyncio.Event | None = None
 
-    async def group(self, task: Task, draw: Draw, group_size: int, params: Any) -> Group:
+    async def group(
+        self, task: Task, draw: Draw, group_size: int, params: Any, extras: Set[str]
+    ) -> Group:
         self.ran.append(draw.draw_id)
+        self.extras[draw.draw_id] = extras
         version = self.version
         for _ in range(self._random.randrange(30)):
             await asyncio.sleep(0)
@@ -67,7 +74,7 @@ class FakeCurriculum:
         self.observed: list[int] = []
 
     def draw(self, draw_id: int) -> Draw:
-        return Draw(draw_id, f"t{draw_id}", 0, draw_id)
+        return Draw(draw_id, f"t{draw_id}", 0, draw_id, environment="ab"[draw_id % 2])
 
     def task(self, draw: Draw) -> Task:
         return TASK
@@ -111,6 +118,14 @@ class Rig:
     async def take(self, version: int) -> list[int]:
         return [g.draw.draw_id for g in await self.producer.take(version)]
 
+    async def take_all(self, num_steps: int) -> list[list[int]]:
+        """Steps in a row, each of the policy that the one before left."""
+        taken = []
+        for version in range(num_steps):
+            self.runner.version = version
+            taken.append(await self.take(version))
+        return taken
+
 
 def run(scenario: Callable[[], Any]) -> Any:
     return asyncio.run(asyncio.wait_for(scenario(), timeout=30))
@@ -147,6 +162,73 @@ def test_no_more_is_in_flight_than_the_bound_allows(lag: int) -> None:
             assert len(rig.journal.draws) == min(4 * (version + lag + 1), 40)
 
     run(scenario)
+
+
+def test_the_bound_is_the_published_capacity() -> None:
+    """The vector staleness_capacity: (eta + version + 1) batch - accepted - running
+    (arXiv:2505.24298 eq. 3). Draws that are done or in flight are those numbered so far."""
+    vectors = json.loads(VECTORS.read_text(encoding="utf-8"))["vectors"]
+    (case,) = (v for v in vectors if v["name"] == "staleness_capacity")
+    given, expected = case["inputs"], case["expected"]
+    submitted = given["accepted"] + given["running"]
+    rig = Rig(
+        max_policy_lag=given["eta"],
+        groups_per_step=given["batch"],
+        num_steps=1000,
+        next_draw_id=submitted,
+    )
+
+    async def scenario() -> None:
+        rig.producer.submit(given["version"])
+        await rig.producer.close()
+
+    run(scenario)
+    capacity = expected["capacity"]
+    assert rig.journal.draws == list(range(submitted, submitted + capacity))
+    assert (capacity > 0) == expected["paper_admit_next"]
+
+
+def test_extra_members_are_asked_for_by_the_environment_of_the_draw() -> None:
+    rig = Rig(extras=lambda environment: {"greedy"} if environment == "b" else set())
+    run(lambda: rig.take(0))
+    assert rig.runner.extras == {0: set(), 1: {"greedy"}, 2: set(), 3: {"greedy"}}
+
+
+def test_with_refill_a_step_is_drawn_until_enough_of_it_teaches() -> None:
+    """Dynamic sampling: every third group teaches; the step takes those between as well."""
+    rig = Rig(teaches=lambda group: group.draw.draw_id % 3 == 2, max_refill=3.0, num_steps=2)
+
+    assert run(lambda: rig.take_all(2)) == [list(range(12)), list(range(12, 24))]
+    assert rig.journal.draws == list(range(24)), "nothing is drawn that no step takes"
+    assert rig.journal.dropped == {}, "the batch says why a group does not train"
+
+
+def test_refill_ends_at_its_limit_and_the_next_step_is_as_long_as_ever() -> None:
+    rig = Rig(teaches=lambda group: group.draw.draw_id >= 8, max_refill=2.0, num_steps=2)
+
+    assert run(lambda: rig.take_all(2)) == [list(range(8)), list(range(8, 12))]
+    assert rig.journal.draws == list(range(12))
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_refill_leaves_the_bound_on_lag_as_it_is(lag: int) -> None:
+    rig = Rig(
+        max_policy_lag=lag,
+        teaches=lambda group: group.draw.draw_id % 3 != 0,
+        max_refill=1.5,
+        num_steps=6,
+    )
+
+    async def scenario() -> list[int]:
+        lags = []
+        for version in range(6):
+            rig.runner.version = version
+            taken = await rig.producer.take(version)
+            assert 4 <= len(taken) <= 6
+            lags += [version - g.min_policy_version for g in taken]
+        return lags
+
+    assert max(run(scenario)) <= lag and not rig.journal.dropped
 
 
 def test_a_groups_lag_when_it_is_taken_never_exceeds_the_bound() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posttrain.algo.algorithm import build_algorithm
+from posttrain.algo.builder import build_algorithm
 from posttrain.config import Recipe, ReverseConfig
 from posttrain.training.learner import InlineLearner
 from posttrain.training.policy import load_policy

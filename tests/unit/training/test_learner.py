@@ -20,6 +20,7 @@ AGGREGATIONS: list[dict[str, Any]] = [
     {"aggregation": "seq_mean_token_mean"},
     {"aggregation": "seq_mean_token_sum"},
     {"aggregation": "fixed_length", "fixed_length": 8},
+    {"aggregation": "prompt_mean"},
 ]
 
 
@@ -95,12 +96,13 @@ def test_a_local_denominator_would_be_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The mutant of a01: each micro-batch normalised by its own token count."""
-    real = learner_module.Denominators
+    real = learner_module.GlobalCounts
 
-    def local(_tokens: int, _sequences: int, lengths: torch.Tensor) -> Any:
-        return real(int(lengths.sum()), int((lengths > 0).sum()), lengths)
+    class LocalCounts(real):
+        def denominators(self, component: Any, micro: Any) -> Any:
+            return real([component], [micro]).denominators(component, micro)
 
-    monkeypatch.setattr(learner_module, "Denominators", local)
+    monkeypatch.setattr(learner_module, "GlobalCounts", LocalCounts)
     for max_tokens in (100_000, 60):
         learner = make_learner(learner={"max_tokens_per_microbatch": max_tokens})
         learner.step(on_policy(learner))
@@ -162,7 +164,7 @@ def test_a_step_raises_the_log_prob_of_what_was_good(
     for sign in (1.0, -1.0):
         learner = make_learner()
         samples = [
-            replace(s, advantages=np.where(s.loss_mask, sign, 0).astype(np.float32))
+            replace(s, streams={"policy": np.where(s.loss_mask, sign, 0).astype(np.float32)})
             for s in batch.samples
         ]
         learner.step(make.batch(samples, 1))
@@ -189,8 +191,8 @@ def test_a_batch_without_trainable_tokens_is_skipped_and_counted(
 def broken(batch: TrainBatch, value: float) -> TrainBatch:
     sample = batch.samples[5]
     bad = np.where(sample.loss_mask, value, 0).astype(np.float32)
-    samples = (*batch.samples[:5], replace(sample, advantages=bad), *batch.samples[6:])
-    return replace(batch, samples=samples)
+    spoilt = replace(sample, streams={"policy": bad})
+    return replace(batch, samples=(*batch.samples[:5], spoilt, *batch.samples[6:]))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

