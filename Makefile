@@ -11,7 +11,7 @@ endif
 # Tests use tiny tensors: more threads than one only wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help setup quickstart test test-all lint format bench constraints clean
+.PHONY: help setup quickstart test test-all lint format bench oracles constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,10 @@ format: setup ## let ruff mend what it can
 
 bench: setup ## run the benchmarks, or one: make bench NAME=rollout
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+oracles: ## compare our algorithms with those that verl, TRL and OpenRLHF publish
+	@benchmarks/oracles/setup.sh
+	@OMP_NUM_THREADS=1 PYTHONPATH=src .cache/oracles-venv/bin/python benchmarks/oracles/run.py
 
 constraints: ## write constraints.txt anew from what the registry has today
 	@scripts/constraints.sh
