@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -119,7 +120,7 @@ def _reference(
 
 def _teacher(recipe: Recipe, policy: Policy, observer: Observer) -> FrozenModel | None:
     """Raises ConfigError when the teacher reads other tokens than the student."""
-    name = getattr(recipe.algo, "teacher", None)
+    name = _of_any(recipe, "teacher")
     if name is None:
         return None
     teacher = _load(recipe, name, observer)
@@ -131,12 +132,18 @@ def _teacher(recipe: Recipe, policy: Policy, observer: Observer) -> FrozenModel 
     return FrozenModel(teacher)
 
 
+def _of_any(recipe: Recipe, key: str) -> Any:
+    """What an algorithm of the run has under `key`; those that have one agree."""
+    algos = (recipe.algo, *recipe.algo_for.values())
+    return next((getattr(algo, key) for algo in algos if hasattr(algo, key)), None)
+
+
 def _scorer(recipe: Recipe, policy: Policy, observer: Observer) -> Scorer | None:
     """The critic's or the reward model's head."""
     if isinstance(recipe.algo, RewardModelConfig):
         optim = recipe.optim.model_copy(update={"lr": recipe.algo.head_lr})
         return Scorer(policy, optim, bias=False)  # scores are compared; transformers has no bias
-    critic = getattr(recipe.algo, "critic", None)
+    critic = _of_any(recipe, "critic")
     if critic is None:
         return None
     optim = recipe.optim.model_copy(

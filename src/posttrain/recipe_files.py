@@ -135,7 +135,8 @@ def _model_path(given: str, folder: Path) -> str:
 
 def trained_models(recipe: Recipe) -> list[str]:
     """The models that a recipe takes from other recipes, as "recipe:NAME"."""
-    named = (recipe.model.path, getattr(recipe.algo, "teacher", ""))
+    algos = (recipe.algo, *recipe.algo_for.values())
+    named = (recipe.model.path, *(getattr(algo, "teacher", "") for algo in algos))
     return [path for path in dict.fromkeys(named) if path.startswith(RECIPE)]
 
 

@@ -537,6 +537,11 @@ class Trajectory:
         return self.stop_reason in (StopReason.LENGTH, StopReason.CONTEXT, StopReason.MAX_TURNS)
 
     @property
+    def cut(self) -> bool:
+        """Whether a limit ended it, the environment's own included: its last state has a future."""
+        return self.truncated or self.stop_reason is StopReason.ENV_TRUNCATED
+
+    @property
     def reward(self) -> float:
         """The reward. Raises TypeError for an invalid trajectory: there is none."""
         if isinstance(self.verdict, Invalid):

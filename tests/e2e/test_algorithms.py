@@ -147,6 +147,10 @@ def write(tmp_path: Path, model_cache: Path, sharp_folder: Path) -> Write:
             values["env"] = python_env()
         path = tmp_path / f"{name}.toml"
         whole = {k: v for k, v in merged(values, sections).items() if v is not None}
+        if "data" in whole:  # rows are given: no group is sampled, and alone nothing is generated
+            del whole["rollout"]["group_size"]
+            if "env" not in whole:
+                del whole["sampler"]
         path.write_text(tomli_w.dumps(whole))
         return path
 
@@ -323,7 +327,13 @@ QUICK: dict[str, dict[str, Any]] = {
     "a mixture with two algorithms and refill": {
         "algo": {"type": "rae"},
         "env": MIXTURE,
-        "algo_for": {"two": {"type": "rloo", "hindsight_coef": 0.1, "kl": ADAPTIVE}},
+        "algo_for": {
+            "two": {
+                "type": "rloo",
+                "hindsight_coef": 0.1,
+                "kl": {"place": "loss", "estimator": "k2", **ADAPTIVE},
+            }
+        },
         "rollout": {"refill": True, "groups_per_step": 3},
     },
 }

@@ -8,9 +8,18 @@ import pytest
 
 from posttrain.algo.builder import build_algorithm
 from posttrain.algo.credit import Credit, TurnWeights
-from posttrain.config import GrpoConfig, PreferenceConfig, RaftConfig, RlooConfig, SftConfig
+from posttrain.config import (
+    GrpoConfig,
+    PreferenceConfig,
+    RaftConfig,
+    RewardModelConfig,
+    RlooConfig,
+    SftConfig,
+)
 from posttrain.config.estimators import DrGrpoConfig, RaeConfig, ReinforcePpConfig, RemaxConfig
 from posttrain.config.objectives import KtoConfig
+from posttrain.config.regularisers import KlConfig
+from posttrain.data.samples import build_batch
 from posttrain.errors import ConfigError
 from posttrain.types import Draw, Group, RewardTerm, Scored, StopReason
 
@@ -259,6 +268,42 @@ def test_turn_rewards_that_an_estimator_would_not_read_are_refused(member):
     paid = replace(members[0], turns=(replace(members[0].turns[0], reward=0.5),))
     with pytest.raises(ConfigError, match="reads the outcome alone; use one that reads them"):
         RLOO.credit([Group(Draw(0, "t", 0, 0), (paid, members[1]))])
+
+
+@pytest.mark.parametrize("config", [RaftConfig(), PreferenceConfig()])
+def test_turn_rewards_are_not_lost_on_imitation_and_preferences_either(config, member):
+    members = [member(0, i, float(i)) for i in range(2)]
+    paid = replace(members[0], turns=(replace(members[0].turns[0], reward=0.5),))
+    with pytest.raises(ConfigError, match="reads the outcome alone"):
+        build_algorithm(config).credit([Group(Draw(0, "t", 0, 0), (paid, members[1]))])
+
+
+def test_with_kl_in_the_reward_a_group_of_equal_rewards_still_trains(group):
+    """Its members differ in their KL: else nothing would pull back once all tasks are solved."""
+    with_kl = build_algorithm(RlooConfig(kl=KlConfig()))
+    assert advantages(with_kl.credit([group(0, [1.0, 1.0])])) == {(0, 0): 0.0, (0, 1): 0.0}
+    in_loss = build_algorithm(RlooConfig(kl=KlConfig(place="loss", estimator="k2")))
+    assert in_loss.credit([group(0, [1.0, 1.0])]).dropped == {0: "zero_variance"}
+
+
+def test_correct_members_of_a_flat_group_are_imitated_although_it_has_no_advantage(group):
+    credit = build_algorithm(RlooConfig(positive_nll_coef=0.1)).credit(
+        [group(0, [1.0, 1.0]), group(1, [0.0, 0.0])]
+    )
+    assert in_stream(credit, "imitation") == {(0, 0): (1.0,), (0, 1): (1.0,)}
+    assert in_stream(credit, "policy") == {}
+    assert credit.dropped == {1: "zero_variance"}
+
+
+def test_a_reward_model_reads_a_forked_trajectory_once(member):
+    """The score is that of the trajectory's last token, not one for each sequence of it."""
+    chosen, rejected = member(0, 0, 1.0, length=2), member(0, 1, 0.0, length=2)
+    (turn,), (sequence,) = chosen.turns, chosen.sequences
+    forked = replace(chosen, turns=(turn, turn), sequences=(sequence, sequence))
+    batch = build_batch(
+        1, [Group(Draw(0, "t", 0, 0), (forked, rejected))], build_algorithm(RewardModelConfig())
+    )
+    assert [(s.sample_index, s.num_loss_tokens) for s in batch.samples] == [(0, 1), (1, 1)]
 
 
 def test_everything_valid_is_imitated_and_nothing_else(group):

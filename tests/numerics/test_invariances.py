@@ -47,7 +47,7 @@ from posttrain.types import Microbatch, TrainSample
 
 CLOSE = 1e-9
 FIXED_LENGTH = 7
-CONSTANTS = {"step": 3, "seed": 11}
+CONSTANTS = {"step": 3, "version": 2.5, "seed": 11}
 LEAVES = ("policy_logprobs_N", "entropy_N", "values_N", "scores_N", "divergence_N")
 NOTHING = np.zeros(0, np.int64)
 EMPTY = Microbatch(

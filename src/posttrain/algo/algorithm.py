@@ -28,7 +28,8 @@ class Part:
 class Algorithm:
     """One part for each environment that has an algorithm of its own, and "" for all others.
 
-    Parts of one kind share their denominators: two parts with the same settings are one.
+    Parts of one kind share their denominators. Statistics over the batch (a standard deviation,
+    whitening, selections) are each part's own.
     """
 
     parts: Mapping[str, Part]

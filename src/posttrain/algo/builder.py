@@ -28,7 +28,14 @@ from posttrain.config import (
     RewardModelConfig,
     SftConfig,
 )
+from posttrain.config.corrections import TisConfig
 from posttrain.errors import ConfigError
+
+_LOGLINEAR = (
+    'anchor = "loglinear" saves the forward pass at the start of a step, and something else here '
+    "needs it (a token-level estimator, KL in the reward, or a correction over the whole step); "
+    'use anchor = "prox"'
+)
 
 
 def build_algorithm(
@@ -37,7 +44,11 @@ def build_algorithm(
     """The algorithm that [algo] describes, with one of its own for some environments."""
     parts = {"": build_part(config)}
     parts |= {name: build_part(own) for name, own in (of_environment or {}).items()}
-    return mixed(parts)
+    algorithm = mixed(parts)
+    anchors = {getattr(own, "anchor", "prox") for own in (config, *(of_environment or {}).values())}
+    if "loglinear" in anchors and any(c.whole_step for c in algorithm.components):
+        raise ConfigError(_LOGLINEAR)
+    return algorithm
 
 
 def build_part(config: AlgoConfig) -> Part:
@@ -78,16 +89,11 @@ def _policy_gradient(config: PolicyGradientConfig) -> Part:
         weights=tuple(rule("corrections", c) for c in corrections if c.is_weight),
         masks=tuple(rule("corrections", c) for c in corrections if not c.is_weight),
         batch_corrections=any(c.whole_step for c in corrections),
+        kl_weight=rule("corrections", TisConfig()) if config.weighs_by_sampler else None,
         anchor=config.anchor,
         kl=config.kl,
         entropy=config.entropy,
     )
-    if policy.follows_policy and policy.whole_step:
-        raise ConfigError(
-            'algo.anchor = "loglinear" saves the forward pass at the start of a step, and '
-            "something else here needs it (a token-level estimator, KL in the reward, or a "
-            'correction over the whole step); use anchor = "prox"'
-        )
     components: list[Component] = [policy]
     if config.has_critic:
         components.append(_critic(config))
@@ -98,7 +104,7 @@ def _policy_gradient(config: PolicyGradientConfig) -> Part:
     credit = PolicyCredit(
         None if of_tokens else estimate,
         shaping=tuple(rule("shaping", shaping) for shaping in config.shaping),
-        zero_variance="keep" if config.equal_rewards_teach else config.zero_variance,
+        zero_variance=config.zero_variance if config.drops_flat_groups else "keep",
         truncated=config.truncated,
         imitate="imitation" if config.positive_nll_coef else None,
         hindsight=bool(config.hindsight_coef),

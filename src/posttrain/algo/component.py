@@ -72,11 +72,6 @@ class Component(Protocol):
         """Whether it compares with the policy as it was at the start of the step."""
         ...
 
-    @property
-    def follows_policy(self) -> bool:
-        """Whether `prepare` is to see the policy as it is at each update, not as it was first."""
-        ...
-
     def prepare(self, columns: Columns, state: State) -> dict[str, Tensor]:
         """Further columns, without gradient, from those of the stream's tokens."""
         ...
@@ -111,6 +106,7 @@ class PolicyLoss:
     estimate: Rule | None = None
     weights: tuple[Rule, ...] = ()
     masks: tuple[Rule, ...] = ()
+    kl_weight: Rule | None = None
     batch_corrections: bool = False
     anchor: Literal["prox", "sampler", "loglinear"] = "prox"
     kl: KlConfig | None = None
@@ -140,13 +136,10 @@ class PolicyLoss:
     def needs_prox(self) -> bool:
         return self.anchor == "prox"
 
-    @property
-    def follows_policy(self) -> bool:
-        return self.anchor == "loglinear"
-
     def prepare(self, columns: Columns, state: State) -> dict[str, Tensor]:
         """advantages_N, correction_N, kl_weight_N, and the anchor as prox_logprobs_N. float64
-        inside. A KL term in the loss is weighted like the policy's, and not masked with it.
+        inside. A KL term in the loss is weighted like the policy's and not masked with it; where
+        the policy's loss has the sampler's ratio itself, by `kl_weight`.
 
         KL in the reward is paid token by token and summed to go; siblings' sums are its baseline.
         A token-level estimator gets it in its rewards instead.
@@ -162,14 +155,15 @@ class PolicyLoss:
             weight_N = weight_N * rule(wide)
         for rule in self.masks:
             mask_N = mask_N * rule(wide)
+        kl_weight_N = weight_N if self.kl_weight is None else self.kl_weight(wide)
+        if self.kl is not None and self.kl.only == "top_covariance":
+            selected_N = kl_cov(trainer_N, wide["advantages_N"], frac=self.kl.top_frac)
+            kl_weight_N = kl_weight_N * selected_N
         prepared = {
             "advantages_N": wide["advantages_N"],
             "correction_N": weight_N * mask_N,
-            "kl_weight_N": weight_N,
+            "kl_weight_N": kl_weight_N,
         }
-        if self.kl is not None and self.kl.only == "top_covariance":
-            selected_N = kl_cov(trainer_N, wide["advantages_N"], frac=self.kl.top_frac)
-            prepared["kl_weight_N"] = weight_N * selected_N
         anchor_N = sampler_N if self.anchor == "sampler" else trainer_N
         prepared |= {"prox_logprobs_N": anchor_N, "trainer_logprobs_N": trainer_N}
         dtype = columns["prox_logprobs_N"].dtype
@@ -260,13 +254,12 @@ def widened(values: Any) -> Any:
 
 
 def _loglinear(columns: Columns) -> Tensor:
-    """Between the sampler and the policy as it is, which stands in the column of prox."""
     return prox_loglinear(
         columns["sampler_logprobs_N"],
-        columns["prox_logprobs_N"],
+        columns["policy_logprobs_N"],
         columns["policy_versions_N"],
         columns["step"] - 1,
-        columns["step"],
+        columns["version"],
     )
 
 

@@ -84,8 +84,9 @@ class PolicyCredit:
     alone) and `zero_variance` is "drop". With "keep" it trains, with advantages of 0 unless
     shaping made a difference.
 
-    The estimator sees zero-variance groups in either case, so that a batch-wide statistic does
-    not depend on whether they train. `imitate` puts correct trajectories into a second stream.
+    An estimator of groups sees zero-variance groups in either case, so that a batch-wide statistic
+    does not depend on whether they train; a token-level one sees what trains. `imitate` puts
+    correct trajectories into a second stream, of dropped groups too.
     """
 
     estimate: Rule | None
@@ -110,9 +111,9 @@ class PolicyCredit:
         streams: dict[tuple[int, int], Streams] = {}
         for draw_id, members in kept.items():
             if draw_id in flat and self.zero_variance != "keep":
-                relabelled = _hindsight(members.group) if self.hindsight else {}
-                streams |= relabelled
-                if not relabelled:
+                beside = self._beside(members)
+                streams |= beside
+                if not beside:
                     dropped[draw_id] = "zero_variance"
             else:
                 streams |= self._streams(members, batch, memory)
@@ -129,7 +130,8 @@ class PolicyCredit:
         rules = [*self.shaping, *([self.estimate] if self.estimate else [])]
         names = {name for rule in rules for name in rule.columns}
         names |= {"outcomes_G", "rewards_G", "correct_G"}
-        self._refuse_unread_turns(survivors, names)
+        if self.estimate is not None and "turn_rewards" not in names:
+            refuse_turn_rewards(survivors)
         columns = group_columns(group, survivors, frozenset(names))
         if is_zero_variance(columns["outcomes_G"]):
             # Equal up to rounding is equal: AdamW would make a full step of the rounding.
@@ -143,17 +145,6 @@ class PolicyCredit:
         if self.estimate is None or "greedy_reward" not in self.estimate.columns:
             return True
         return isinstance(greedy_verdict(group), Scored)
-
-    def _refuse_unread_turns(self, members: Sequence[Trajectory], names: set[str]) -> None:
-        if self.estimate is None or "turn_rewards" in names:
-            return
-        if any(turn.reward for t in members for turn in t.turns):
-            raise ConfigError(
-                "the environment gives rewards for single turns, and the algorithm reads the "
-                "outcome alone; use one that reads them (gae, reinforce_pp, turn_ppo, gigpo, "
-                "mt_grpo, process, pure_min; docs/algorithms/README.md has all), or switch them "
-                "off in the environment"
-            )
 
     def _is_flat(self, members: _Members) -> bool:
         if self.zero_variance == "drop_same_correct":
@@ -183,10 +174,19 @@ class PolicyCredit:
             weights = [TurnWeights(tuple(row)) for row in _rows(self.estimate(columns))]
         streams: dict[tuple[int, int], Streams] = {}
         for trajectory, weight in zip(members.trajectories, weights, strict=True):
-            own = {self.stream: weight}
-            if self.imitate and bool(trajectory.verdict.correct):  # type: ignore[union-attr]
-                own[self.imitate] = TurnWeights((1.0,))
-            streams[trajectory.draw_id, trajectory.sample_index] = own
+            streams[trajectory.draw_id, trajectory.sample_index] = {self.stream: weight}
+        for key, imitated in self._beside(members).items():
+            streams[key] = {**streams.get(key, {}), **imitated}
+        return streams
+
+    def _beside(self, members: _Members) -> dict[tuple[int, int], Streams]:
+        """What a group teaches whatever its advantages are: correct answers that are imitated, and
+        answers under the tasks that they solve."""
+        streams: dict[tuple[int, int], Streams] = {}
+        if self.imitate:
+            for t in members.trajectories:
+                if t.verdict.correct:  # type: ignore[union-attr]
+                    streams[t.draw_id, t.sample_index] = {self.imitate: TurnWeights((1.0,))}
         return streams | (_hindsight(members.group) if self.hindsight else {})
 
 
@@ -209,6 +209,7 @@ class ImitationCredit:
             if not members:
                 dropped[group.draw.draw_id] = "unscored"
                 continue
+            refuse_turn_rewards(members)
             weights_G = [1.0] * len(members)
             if self.select is not None:
                 weights_G = self.select(
@@ -241,6 +242,7 @@ class PreferenceCredit:
         dropped: dict[int, DropReason] = {}
         streams: dict[tuple[int, int], Streams] = {}
         for group in groups:
+            refuse_turn_rewards(group.valid)
             ranked = sorted(group.valid, key=lambda t: -t.reward)
             if not ranked or ranked[0].reward == ranked[-1].reward:
                 dropped[group.draw.draw_id] = "no_pair" if ranked else "unscored"
@@ -280,6 +282,16 @@ class _Members:
     @property
     def rewards(self) -> list[float]:
         return self.columns["rewards_G"].tolist()
+
+
+def refuse_turn_rewards(members: Sequence[Trajectory]) -> None:
+    """Raise ConfigError for rewards of single turns, for an algorithm that would ignore them."""
+    if any(turn.reward for t in members for turn in t.turns):
+        raise ConfigError(
+            "the environment gives rewards for single turns, and the algorithm reads the outcome "
+            "alone; use one that reads them (gae, reinforce_pp, turn_ppo, gigpo, mt_grpo, process, "
+            "pure_min; docs/algorithms/README.md has all), or switch them off in the environment"
+        )
 
 
 def _rewards(trajectory: Trajectory, outcome: float) -> TurnWeights:

@@ -49,13 +49,14 @@ def prox_loglinear(
     policy_logprobs_N: Tensor,
     version_sampler_N: Tensor,
     version_prox: int,
-    version_policy: int,
+    version_policy: float,
 ) -> Tensor:
     """prox_logprobs without a forward pass: sampler + alpha (policy - sampler), no gradient.
 
     alpha = (version_prox - version_sampler) / (version_policy - version_sampler) in [0, 1], from
     the policy version each token was sampled with; 0 for a token of the current version, where the
-    sampler is the policy. Source: AReaL, docs/en/algorithms/prox_approx.md ("loglinear").
+    sampler is prox. `version_policy` is fractional between the updates of a step, so that at its
+    start prox is the policy. Source: AReaL, docs/en/algorithms/prox_approx.md ("loglinear").
     """
     age_N = (version_policy - version_sampler_N).to(sampler_logprobs_N)
     alpha_N = ((version_prox - version_sampler_N) / age_N.clamp_min(1)).clamp(0, 1)

@@ -35,7 +35,6 @@ class ValueRegression:
     kind: str = "value"
     whole_step: bool = True
     needs_prox: bool = False
-    follows_policy: bool = False
 
     @property
     def columns(self) -> frozenset[str]:

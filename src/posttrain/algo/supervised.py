@@ -20,7 +20,6 @@ class _Stateless:
 
     whole_step = False
     needs_prox = False
-    follows_policy = False
 
     def prepare(self, columns: Columns, state: State) -> dict[str, Tensor]:
         return {}

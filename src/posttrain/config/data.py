@@ -22,7 +22,7 @@ class _DataSection(Section):
     eval_frac: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.1, description="Share of the different prompts that is held out."
     )
-    num_eval: Positive = Field(default=200, description="Held-out rows at most.")
+    num_eval: Positive = Field(default=200, description="Held-out prompts at most.")
 
     @model_validator(mode="after")
     def _split_has_an_effect(self) -> _DataSection:

@@ -86,9 +86,10 @@ class MaxRlConfig(PolicyGradientConfig):
 
     @model_validator(mode="after")
     def _rewards_stay_positive(self) -> MaxRlConfig:
-        if any(shaping.type == "soft_overlong" for shaping in self.shaping):
+        negative = [s.type for s in self.shaping if s.type != "multiplicative_length"]
+        if negative:
             raise ValueError(
-                "max_rl divides by the mean reward, and shaping soft_overlong makes rewards "
+                f"max_rl divides by the mean reward, and shaping {negative[0]} makes rewards "
                 "negative; leave the shaping out, or use another estimator"
             )
         return self
@@ -219,6 +220,15 @@ class CriticEstimatorConfig(EqualRewardsTeachConfig):
     has_critic: ClassVar[bool] = True
 
     critic: CriticConfig = Field(default_factory=CriticConfig)
+
+    @model_validator(mode="after")
+    def _cut_trajectories_are_there(self) -> CriticEstimatorConfig:
+        if self.truncated == "mask":
+            self.critic.refuse_without_effect(
+                ["bootstrap_truncated"], 'with truncated = "mask", which leaves them out'
+            )
+        return self
+
     gamma: Discount = 1.0
     whitening: Literal["unbiased", "population", "none"] = Field(
         default="unbiased", description="Of advantages over all tokens; never of the targets."

@@ -2,7 +2,8 @@
 
 The fields are the function's keyword-only arguments. Class variables say what goes with it:
 `aggregations`, the default first; `anchor_is_sampler`, whether the loss weighs by the sampler's own
-log-probs, so that a behaviour correction on top would count it twice.
+log-probs, so that a behaviour correction on top would count it twice; `reads_anchor`, whether it
+reads prox at all; `has_ratio`, whether policy over anchor is a weight in it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class LossSection(Section):
 
     aggregations: ClassVar[tuple[Aggregation, ...]] = EVERY_AGGREGATION
     anchor_is_sampler: ClassVar[bool] = False
+    reads_anchor: ClassVar[bool] = True
+    has_ratio: ClassVar[bool] = True
 
 
 class PpoClipConfig(LossSection):
@@ -90,6 +93,7 @@ class ToprConfig(LossSection):
     (arXiv:2503.14286)."""
 
     anchor_is_sampler: ClassVar[bool] = True
+    reads_anchor: ClassVar[bool] = False
     type: Literal["topr"] = "topr"
 
 
@@ -106,6 +110,7 @@ class DppoConfig(LossSection):
     """Trust region on the move of a token's probability (arXiv:2602.04879)."""
 
     anchor_is_sampler: ClassVar[bool] = True
+    reads_anchor: ClassVar[bool] = False
     type: Literal["dppo"] = "dppo"
     mask_low: Fraction = 0.2
     mask_high: Fraction = 0.2
@@ -115,6 +120,8 @@ class DppoConfig(LossSection):
 class GpgConfig(LossSection):
     """Plain policy gradient, no ratio (arXiv:2504.02546)."""
 
+    reads_anchor: ClassVar[bool] = False
+    has_ratio: ClassVar[bool] = False
     type: Literal["gpg"] = "gpg"
 
 
@@ -122,6 +129,7 @@ class IsReinforceConfig(LossSection):
     """Policy gradient with weight min(policy / sampler, cap)."""
 
     anchor_is_sampler: ClassVar[bool] = True
+    reads_anchor: ClassVar[bool] = False
     type: Literal["is_reinforce"] = "is_reinforce"
     cap: PositiveFloat = 2.0
 
@@ -142,6 +150,7 @@ class VespoConfig(LossSection):
     (arXiv:2602.10693)."""
 
     anchor_is_sampler: ClassVar[bool] = True
+    reads_anchor: ClassVar[bool] = False
     type: Literal["vespo"] = "vespo"
     k_pos: PositiveFloat = 2.0
     lambda_pos: PositiveFloat = 3.0
@@ -152,6 +161,7 @@ class VespoConfig(LossSection):
 class KimiConfig(LossSection):
     """Policy gradient with a quadratic leash (arXiv:2501.12599), token by token."""
 
+    has_ratio: ClassVar[bool] = False
     type: Literal["kimi"] = "kimi"
     tau: PositiveFloat = Field(default=1e-3, description="Weight of (policy - prox)^2.")
 

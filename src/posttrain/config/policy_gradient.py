@@ -75,7 +75,7 @@ class PolicyGradientConfig(UpdateConfig):
         default="drop",
         description="drop: groups of equal rewards leave the loss and its denominators; "
         "drop_same_correct: those in which all or none are correct (arXiv:2503.14476), whatever "
-        "else the reward holds; keep: counted, A = 0.",
+        "else the reward holds; keep: counted, A = 0, as always with KL in the reward.",
     )
     truncated: Literal["score", "mask"] = Field(
         default="score",
@@ -101,10 +101,25 @@ class PolicyGradientConfig(UpdateConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _anchor_is_read(self) -> PolicyGradientConfig:
+        if not self.loss.reads_anchor:
+            self.refuse_without_effect(
+                ["anchor"], f"on loss {self.loss.type!r}, which never reads it"
+            )
+        return self
+
+    @property
+    def drops_flat_groups(self) -> bool:
+        """Whether a group of equal rewards may leave the loss. With KL in the reward it has
+        something to say whatever its rewards are."""
+        kl_in_reward = self.kl is not None and self.kl.place == "reward"
+        return not (self.equal_rewards_teach or kl_in_reward or self.zero_variance == "keep")
+
     @property
     def weighs_by_sampler(self) -> str | None:
         """What already weighs by policy or prox over sampler, if anything does."""
-        if self.anchor == "sampler":
+        if self.anchor == "sampler" and self.loss.has_ratio:
             return 'anchor = "sampler"'
         return f"loss {self.loss.type!r}" if self.loss.anchor_is_sampler else None
 

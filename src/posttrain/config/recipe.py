@@ -214,12 +214,13 @@ class Recipe(Section):
                         f"algo_for.{name}.{key} is {getattr(algo, key)} and algo.{key} is "
                         f"{getattr(self.algo, key)}: one batch is cut in one way; set both alike"
                     )
-            for key in ("teacher", "critic"):
-                if hasattr(algo, key) and getattr(algo, key) != getattr(self.algo, key, None):
-                    raise ValueError(
-                        f"algo_for.{name}.{key} differs from algo.{key}: a run has one {key}; "
-                        "give it to both"
-                    )
+        for key in ("teacher", "critic"):
+            having = {n: getattr(a, key) for n, a in self._all_algos().items() if hasattr(a, key)}
+            if any(value != next(iter(having.values())) for value in having.values()):
+                raise ValueError(
+                    f"{' and '.join(f'{name}.{key}' for name in having)} differ: a run has one "
+                    f"{key}; set them alike"
+                )
         return self
 
     @model_validator(mode="after")
@@ -254,12 +255,27 @@ class Recipe(Section):
             self.sampler.refuse_without_effect(
                 ["temperature"], "with [data]: given answers are scored as they are"
             )
+        if self.data is not None:
+            self.rollout.refuse_without_effect(["group_size"], "with [data]: rows are given")
+        if self.data is not None and self.env is None:
+            self._refuse_what_only_episodes_read()
         if self.data is not None and self.env is not None:
             self.data.refuse_without_effect(
                 ["eval_path", "eval_frac", "num_eval"],
                 "with [env], which evaluates: every row trains",
             )
         return self
+
+    def _refuse_what_only_episodes_read(self) -> None:
+        why = "without [env]: nothing is generated"
+        self.rollout.refuse_without_effect(
+            ["max_turns", "episode_timeout_s", "max_attempts", "overlong_prompt"], why
+        )
+        self.sampler.refuse_without_effect(["max_tokens", "stop"], why)
+        self.eval.refuse_without_effect(
+            ["max_tokens", "temperature", "top_p", "top_k", "stop", "samples_per_task"], why
+        )
+        self.refuse_without_effect(["max_policy_lag"], why)
 
     @model_validator(mode="after")
     def _refill_has_something_to_replace(self) -> Recipe:
@@ -296,7 +312,7 @@ class Recipe(Section):
 def _drops_groups(algo: AlgoConfig) -> bool:
     """Whether a group may carry no sample for want of a signal."""
     if isinstance(algo, PolicyGradientConfig):
-        return not algo.equal_rewards_teach and algo.zero_variance != "keep"
+        return algo.drops_flat_groups
     return True
 
 

@@ -30,18 +30,34 @@ class RaftConfig(UpdateConfig):
     max_per_task: Positive | None = Field(
         default=None, description="Most answers to one task, the best first, none twice."
     )
-    normalise: bool = Field(default=False, description="Every solved task weighs the same.")
+    normalise: bool = Field(
+        default=False,
+        description='Every solved task weighs the same; needs aggregation = "seq_mean_token_mean".',
+    )
+
+    @model_validator(mode="after")
+    def _sequences_are_what_is_weighed(self) -> RaftConfig:
+        if self.normalise and self.aggregation == "token_mean":
+            raise ValueError(
+                "normalise weighs answers and aggregation is token_mean, in which a long answer "
+                'still weighs more; set aggregation = "seq_mean_token_mean"'
+            )
+        return self
 
 
 class PreferenceConfig(UpdateConfig):
     """DPO and its kin, on given pairs or on the best and the worst of sampled groups."""
 
     needs: ClassVar[str] = "pairs"
-    min_group_size: ClassVar[int] = 2
     type: Literal["preference"] = "preference"
     loss: Annotated[PreferenceLossConfig, BeforeValidator(by_name)] = Field(
         default_factory=DpoConfig
     )
+
+    @property
+    def min_group_size(self) -> int:
+        """Two make a pair; a labelled answer stands alone."""
+        return 2 if self.loss.paired else 1
 
 
 class RewardModelConfig(UpdateConfig):
@@ -77,7 +93,17 @@ class DistillConfig(PolicyGradientConfig):
             self.refuse_without_effect(["beta"], 'without divergence = "jsd"')
         if self.divergence != "sampled":
             self.refuse_without_effect(
-                ["coef", "loss", "anchor", "corrections", "kl", "entropy", "positive_nll_coef"],
+                [
+                    "coef",
+                    "loss",
+                    "anchor",
+                    "corrections",
+                    "kl",
+                    "entropy",
+                    "positive_nll_coef",
+                    "hindsight_coef",
+                    "truncated",
+                ],
                 f'with divergence = "{self.divergence}", which is the loss itself',
             )
         return self

@@ -54,10 +54,11 @@ def _samples_of(trajectory: Trajectory, streams: Streams | None) -> list[TrainSa
     turns = _turns_of_tokens(trajectory, masks)
     last_only = any(weights.placed == "last" for weights in streams.values())
     samples = []
-    last = trajectory.sequences[-1]
+    num_left = len(masks)
     for sequence, mask, turn_L in zip(trajectory.sequences, masks, turns, strict=True):
+        num_left -= 1
         if last_only:
-            mask = _last_of(mask)
+            mask = _last_of(mask) if not num_left else np.zeros_like(mask)
         if not mask.any():
             continue
         samples.append(
@@ -70,7 +71,7 @@ def _samples_of(trajectory: Trajectory, streams: Streams | None) -> list[TrainSa
                 streams={name: _placed(w, turn_L, mask) for name, w in streams.items()},
                 draw_id=trajectory.draw_id,
                 sample_index=trajectory.sample_index,
-                cut=trajectory.truncated and sequence is last,
+                cut=trajectory.cut and not num_left,
             )
         )
     return samples

@@ -17,8 +17,8 @@ def refuse_sick_batch(
 
     The draws are dropped and journalled first, so that a resume does not meet them again.
     """
-    invalid = [t.verdict for g in groups for t in g if isinstance(t.verdict, Invalid)]
-    total = sum(len(g) for g in groups)
+    invalid = [t.verdict for g in groups for t in g.siblings if isinstance(t.verdict, Invalid)]
+    total = sum(len(g.siblings) for g in groups)
     if len(invalid) <= max_invalid_frac * total:
         return
     for group in groups:

@@ -74,7 +74,15 @@ def score_hidden(
         else:
             scores = head(hidden_NH[piece], labels_N[piece], theirs_NH[piece])
         pieces.append(scores)
-    return TokenScores(*(torch.cat(column) for column in zip(*pieces, strict=True)))
+    logprobs_N, entropy_N, squares_N, distance_N = (
+        torch.cat(column) for column in zip(*pieces, strict=True)
+    )
+    return TokenScores(
+        logprobs_N,
+        entropy_N,
+        squares_N if "sum_pi_squared_N" in wanted else None,
+        distance_N if comparison is not None else None,
+    )
 
 
 class _Head:

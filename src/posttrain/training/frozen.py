@@ -12,7 +12,7 @@ from posttrain.training.forward import score_tokens
 from posttrain.training.policy import Policy
 from posttrain.types import Microbatch
 
-_FILE = "reference.safetensors"
+REFERENCE_FILE = "reference.safetensors"
 
 
 class FrozenModel:
@@ -60,11 +60,11 @@ class CopiedReference(FrozenModel):
     def save(self, folder: Path) -> None:
         if self._moves:
             named = dict(self.policy.model.named_parameters())
-            save_file({k: v.detach() for k, v in named.items()}, folder / _FILE)
+            save_file({k: v.detach() for k, v in named.items()}, folder / REFERENCE_FILE)
 
     def restore(self, folder: Path) -> None:
         if self._moves:
-            saved = load_file(folder / _FILE)
+            saved = load_file(folder / REFERENCE_FILE)
             with torch.no_grad():
                 for name, param in self.policy.model.named_parameters():
                     param.copy_(saved[name])

@@ -21,12 +21,13 @@ from posttrain.algo.credit import Memory
 from posttrain.config import Recipe
 from posttrain.data.packing import pack
 from posttrain.data.samples import build_batch
+from posttrain.errors import JournalCorruptError
 from posttrain.randomness import derive_seed
 from posttrain.training.forward import Comparison, score_hidden
-from posttrain.training.frozen import FrozenModel, Reference
+from posttrain.training.frozen import REFERENCE_FILE, FrozenModel, Reference
 from posttrain.training.heads import Scorer
 from posttrain.training.meter import Meter
-from posttrain.training.optimizer import MasterOptimizer
+from posttrain.training.optimizer import MasterOptimizer, sha256_of
 from posttrain.training.policy import Policy
 from posttrain.training.schedule import learning_rate
 from posttrain.training.token_columns import (
@@ -87,15 +88,16 @@ class InlineLearner:
         skipped = None if batch.num_loss_tokens else "no_trainable_tokens"
         if skipped is None:
             minibatches = self._minibatches(batch)
+            updates = minibatches * self._recipe.algo.num_epochs
             moved = [
-                self._update(works, batch.step, lr, meter)
-                for _ in range(self._recipe.algo.num_epochs)
-                for works in minibatches
+                self._update(works, batch.step, index / len(updates), lr, meter)
+                for index, works in enumerate(updates)
             ]
             skipped = None if any(moved) else "non_finite"
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped == "non_finite" else 0
         self._version = batch.step
-        self._after_step(batch, meter)
+        if skipped is None:
+            self._after_step(batch, meter)
         seconds = time.perf_counter() - started
         metrics = meter.result(self._algorithm.components, batch, lr, seconds)
         metrics["learner/non_finite_in_a_row"] = float(self._skipped_in_a_row)
@@ -105,7 +107,8 @@ class InlineLearner:
     def _after_step(self, batch: TrainBatch, meter: Meter) -> None:
         for component in self._algorithm.components:
             stats = meter.stats(key_of(component))
-            component.after_step(stats, batch.num_sequences, self.memory)
+            num_sequences = sum(component.stream in sample.streams for sample in batch.samples)
+            component.after_step(stats, num_sequences, self.memory)
         kl = getattr(self._recipe.algo, "kl", None)
         if kl is None or self._reference is None:
             return
@@ -137,9 +140,6 @@ class InlineLearner:
         if any(c.whole_step or (several and c.needs_prox) for c in components):
             for work in works:
                 self._score_without_grad(work)
-        elif several:
-            for work in works:
-                self._read_frozen(work)
         for component in components:
             if component.whole_step:
                 prepare_whole_step(component, works, self._constants(batch.step), self.memory)
@@ -175,8 +175,11 @@ class InlineLearner:
         ):
             work.known["teacher_logprobs_N"] = self._teacher.logprobs(work.micro, self._temperature)
 
-    def _update(self, works: Sequence[Work], step: int, lr: float, meter: Meter) -> bool:
-        """One optimizer step. False when loss or gradient was not finite and nothing moved."""
+    def _update(
+        self, works: Sequence[Work], step: int, progress: float, lr: float, meter: Meter
+    ) -> bool:
+        """One optimizer step, after the share `progress` of the batch's. False when loss or
+        gradient was not finite and nothing moved."""
         counts = GlobalCounts(self._algorithm.components, [work.micro for work in works])
         if not counts:
             return False  # a mini-batch of dropped groups
@@ -185,7 +188,7 @@ class InlineLearner:
             optimizer.zero_grad()
         loss_sum = 0.0
         for work in works:
-            loss = self._loss(work, counts, step, meter)
+            loss = self._loss(work, counts, self._constants(step, progress), meter)
             loss.backward()
             loss_sum += float(loss.detach())
         norms = [optimizer.grad_norm() for optimizer in optimizers]
@@ -200,7 +203,9 @@ class InlineLearner:
             optimizer.update(lr * scale, norm)
         return True
 
-    def _loss(self, work: Work, counts: GlobalCounts, step: int, meter: Meter) -> torch.Tensor:
+    def _loss(
+        self, work: Work, counts: GlobalCounts, constants: Columns, meter: Meter
+    ) -> torch.Tensor:
         """This micro-batch's share of the loss of all components."""
         micro = work.micro
         self._read_frozen(work)
@@ -209,7 +214,7 @@ class InlineLearner:
         total = torch.zeros(())
         for component in self._algorithm.components:
             columns = of_stream({**work.known, **now}, stream_of(component, micro))
-            columns |= self._constants(step)
+            columns |= constants
             if component.whole_step:
                 columns |= work.prepared.get(key_of(component), {})
             else:
@@ -239,8 +244,7 @@ class InlineLearner:
                 now["entropy_N"] = scores.entropy_N
             if "prox_logprobs_N" not in work.known:
                 now["prox_logprobs_N"] = scores.policy_logprobs_N.detach()
-                if not any(c.follows_policy for c in self._algorithm.components):
-                    work.known["prox_logprobs_N"] = now["prox_logprobs_N"]
+                work.known["prox_logprobs_N"] = now["prox_logprobs_N"]
         if self.scorer is not None:
             name, rows = _head_column(wanted)
             now[name] = self.scorer.read(hidden_TH, micro, rows)
@@ -254,8 +258,10 @@ class InlineLearner:
             return None
         return Comparison(teacher.policy, teacher.policy.tree_hidden(micro), rule.on)
 
-    def _constants(self, step: int) -> Columns:
-        return {"step": step, "seed": derive_seed(self._recipe.seed, "algorithm", step) >> 1}
+    def _constants(self, step: int, progress: float = 0.0) -> Columns:
+        """`version`: the policy's own, a fraction above `step` - 1 between the step's updates."""
+        seed = derive_seed(self._recipe.seed, "algorithm", step) >> 1
+        return {"step": step, "version": step - 1 + progress, "seed": seed}
 
     @property
     def _temperature(self) -> float:
@@ -321,16 +327,23 @@ class InlineLearner:
             "policy_version": self._version,
             "skipped_in_a_row": self._skipped_in_a_row,
             "algorithm": self.memory,
+            "reference_sha256": None if self._reference is None else _hash_of_reference(folder),
         }
-        (folder / "learner.json").write_text(json.dumps(state))
+        record = {"state": state, "sha256": _joined(json.dumps(state))}
+        (folder / "learner.json").write_text(json.dumps(record))
 
     def restore(self, folder: Path) -> None:
         self._optimizer.restore(folder)
         if self.scorer is not None:
             self.scorer.restore(folder / "scorer")
+        record = json.loads((folder / "learner.json").read_text())
+        state = record["state"]
+        if _joined(json.dumps(state)) != record["sha256"]:
+            raise _damaged(folder, "learner.json")
         if self._reference is not None:
+            if _hash_of_reference(folder) != state["reference_sha256"]:
+                raise _damaged(folder, REFERENCE_FILE)
             self._reference.restore(folder)
-        state = json.loads((folder / "learner.json").read_text())
         self._version = state["policy_version"]
         self._skipped_in_a_row = state["skipped_in_a_row"]
         self.memory = state["algorithm"]
@@ -345,6 +358,19 @@ def _head_column(wanted: frozenset[str]) -> tuple[str, str]:
 
 def _detached(columns: Columns) -> Columns:
     return {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in columns.items()}
+
+
+def _hash_of_reference(folder: Path) -> str | None:
+    """None for a reference that is the initial model and needs no file."""
+    path = folder / REFERENCE_FILE
+    return sha256_of(path) if path.is_file() else None
+
+
+def _damaged(folder: Path, name: str) -> JournalCorruptError:
+    return JournalCorruptError(
+        f"checkpoint {folder}: {name} does not match its recorded hash; delete that folder and "
+        "resume: the steps since an earlier one are redone from the journal"
+    )
 
 
 def _joined(*hashes: str) -> str:

@@ -137,7 +137,7 @@ class MasterOptimizer:
                 moments[f"exp_avg_sq/{name}"] = state["exp_avg_sq"]
         save_file({k: v.detach() for k, v in self._masters.items()}, folder / _MASTERS)
         save_file(moments, folder / _MOMENTS)
-        hashes = {name: _sha256(folder / name) for name in (_MASTERS, _MOMENTS)}
+        hashes = {name: sha256_of(folder / name) for name in (_MASTERS, _MOMENTS)}
         facts = {"sha256": hashes}
         (folder / "optimizer.json").write_text(json.dumps(facts))
 
@@ -146,7 +146,7 @@ class MasterOptimizer:
         anything is taken over."""
         facts = json.loads((folder / "optimizer.json").read_text())
         for name, recorded in facts["sha256"].items():
-            if not (folder / name).is_file() or _sha256(folder / name) != recorded:
+            if not (folder / name).is_file() or sha256_of(folder / name) != recorded:
                 raise JournalCorruptError(
                     f"checkpoint {folder}: {name} does not match its recorded hash; delete that "
                     "folder and resume: the steps since an earlier one are redone from the journal"
@@ -167,7 +167,8 @@ class MasterOptimizer:
         self._refresh()
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -212,16 +212,15 @@ OF_MEMBERS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
         {"type": "rloo", "num_minibatches": 2},
         ("algo_for.b.num_minibatches is 2 and algo.num_minibatches is 1", "alike"),
     ),
-    ({"type": "rloo"}, {"type": "gae"}, ("algo_for.b.critic differs", "give it to both")),
     (
         {"type": "gae"},
         {"type": "gae", "critic": {"lr": 1.0}},
-        ("algo_for.b.critic differs from algo.critic",),
+        ("algo.critic and algo_for.b.critic differ", "set them alike"),
     ),
     (
-        {"type": "rloo"},
+        {"type": "distill", "teacher": "y"},
         {"type": "distill", "teacher": "x"},
-        ("algo_for.b.teacher differs from algo.teacher", "a run has one teacher"),
+        ("algo.teacher and algo_for.b.teacher differ", "a run has one teacher"),
     ),
     (
         {"type": "distill", "teacher": "x", "divergence": "jsd"},
@@ -263,6 +262,62 @@ def test_algorithms_of_members_that_do_not_fit_together_are_refused(
     message = refusal(algo, env=MIXTURE, algo_for={"b": own})
     for part in parts:
         assert part in message, message
+
+
+@pytest.mark.parametrize("own", [{"type": "gae"}, {"type": "distill", "teacher": "x"}])
+def test_one_member_alone_may_have_a_critic_or_a_teacher(own: dict[str, Any]) -> None:
+    resolve(values({"type": "rloo"}, env=MIXTURE, algo_for={"b": own}), [], "t")
+
+
+NEVER_READ: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
+    ({"type": "rloo", "loss": "topr", "anchor": "sampler"}, {}, ("anchor has no effect", "topr")),
+    ({"type": "rloo", "loss": "gpg", "anchor": "sampler"}, {}, ("anchor has no effect", "gpg")),
+    ({"type": "max_rl", "shaping": ["kimi_length"]}, {}, ("shaping kimi_length", "negative")),
+    (
+        {"type": "gae", "truncated": "mask", "critic": {"bootstrap_truncated": True}},
+        {},
+        ("bootstrap_truncated has no effect",),
+    ),
+    (
+        {"type": "distill", "teacher": "x", "divergence": "jsd", "hindsight_coef": 1.0},
+        {},
+        ("hindsight_coef has no effect",),
+    ),
+    ({"type": "raft", "normalise": True}, {}, ("token_mean", "seq_mean_token_mean")),
+    ({"type": "gae"}, {"rollout": {"refill": True}}, ("refill", "uses every group")),
+]
+
+
+@pytest.mark.parametrize(("algo", "sections", "parts"), NEVER_READ)
+def test_a_setting_that_nothing_reads_is_refused(
+    algo: dict[str, Any], sections: dict[str, Any], parts: tuple[str, ...]
+) -> None:
+    message = refusal(algo, **sections)
+    for part in parts:
+        assert part in message, message
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("rollout", "group_size", 4),
+        ("rollout", "max_turns", 2),
+        ("sampler", "max_tokens", 9),
+        ("sampler", "temperature", 0.5),
+        ("eval", "temperature", 0.7),
+    ],
+)
+def test_given_rows_alone_refuse_what_only_episodes_read(
+    section: str, key: str, value: float
+) -> None:
+    recipe = {
+        "name": "t",
+        "data": {"type": "pairs", "path": "p.jsonl"},
+        "algo": {"type": "preference"},
+        section: {key: value},
+    }
+    with pytest.raises(ConfigError, match=f"{key} has no effect"):
+        resolve(recipe, [], "t")
 
 
 def test_members_of_a_mixture_have_errors_with_their_place() -> None:

@@ -213,6 +213,18 @@ def test_a_non_finite_loss_moves_nothing_and_the_next_good_step_is_as_if_it_had_
     assert after[0].weights_hash == after[1].weights_hash != before
 
 
+def test_a_non_finite_step_adapts_nothing(
+    make_learner: Callable[..., Any], on_policy: Callable[..., TrainBatch]
+) -> None:
+    """A coefficient that took over a NaN would spoil every later step, and every resume."""
+    learner = make_learner(algo={"type": "rloo", "entropy": {"coef": 0.01, "target": 5.0}})
+    good = on_policy(learner)
+    assert learner.step(broken(good, np.nan)).skipped == "non_finite"
+    assert learner.memory == {}
+    assert learner.step(replace(good, step=2)).skipped is None
+    assert all(np.isfinite(value) for value in learner.memory.values()) and learner.memory
+
+
 def test_an_infinite_gradient_of_a_finite_loss_is_skipped_too(
     make_learner: Callable[..., Any],
     on_policy: Callable[..., TrainBatch],

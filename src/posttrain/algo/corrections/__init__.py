@@ -5,5 +5,5 @@ returns a weight for each token [N], without gradient: 0 drops it from the loss,
 denominators. Its keyword-only arguments are the fields of its config class. Several multiply.
 
 w is prox / sampler of a token. Without drift every w is exactly 1, and so is every weight. None
-depends on the order of the sequences.
+depends on the order of the sequences, but for the random choice of clip_cov.
 """
