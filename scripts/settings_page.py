@@ -36,8 +36,8 @@ the script.
 A key is set in TOML or on the command line (`optim.lr=1e-5`); an unknown one is an error. Where a
 section has several types, `type` chooses, and the keys are those of that type and no other. A key
 without a default must be given; "not set" means that leaving it out is different from any value.
-`KEY=null` on the command line unsets a key that may be unset; what is on by default and may be off is
-switched off with "none", in TOML too (`dual_clip = "none"`).
+`KEY=null` on the command line unsets a key that may be unset; what is on by default and may be off
+is switched off with "none", in TOML too (`dual_clip = "none"`).
 `posttrain check RECIPE` writes out every setting in force.
 
 A loss, a correction or a shaping without keys may be written as its name alone:

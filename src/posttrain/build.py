@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from posttrain.algo.builder import build_algorithm
 from posttrain.config import LoraConfig, Recipe, RewardModelConfig, default_threads
 from posttrain.data.given import given_tasks
 from posttrain.data.mixture import MixtureTasks, curriculum_of
-from posttrain.data.tasks import TaskList
+from posttrain.data.tasks import TaskList, prompt_key
 from posttrain.envs import build_env_spec
 from posttrain.envs.mixture import MixtureReward, MixtureSpec
 from posttrain.errors import ConfigError, DataError
@@ -26,7 +27,7 @@ from posttrain.protocols import EnvSpec, GroupSource, Reward, TaskSet
 from posttrain.rollout.episode import EpisodeLimits, EpisodeRunner
 from posttrain.rollout.given import GivenProducer, check_given
 from posttrain.rollout.producer import RolloutProducer
-from posttrain.rollout.prompts import fit_prompts
+from posttrain.rollout.prompts import MAX_SCANNED, fit_prompts
 from posttrain.rollout.recorder import Renderer
 from posttrain.sampling.embedded import EmbeddedSampler
 from posttrain.telemetry.observer import Observer
@@ -35,7 +36,9 @@ from posttrain.training.heads import Scorer
 from posttrain.training.learner import InlineLearner
 from posttrain.training.models import resolve_model
 from posttrain.training.policy import Policy, load_policy
-from posttrain.types import Group, SamplingParams
+from posttrain.types import Group, SamplingParams, Task
+
+logger = logging.getLogger("posttrain")
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,33 @@ async def build_rollable(
         train, held_out = (TaskList(tasks) for tasks in given)
         return Rollable(sampler, renderer, train, held_out, policy.max_context)
     rollable = await _build_playable(recipe, spec, policy, renderer, sampler)
+    warn_about_trained_evaluation(rollable, given[0] if given else ())
     return rollable if given is None else replace(rollable, train_tasks=TaskList(given[0]))
+
+
+def warn_about_trained_evaluation(rollable: Rollable, given: Sequence[Task]) -> None:
+    """Log a warning where prompts are evaluated that given rows, or another member of a mixture,
+    train. Of a large set the first tasks are looked at."""
+    evaluated = _prompts(rollable.eval_tasks)
+    trained = {prompt_key(task.prompt) for task in given}
+    if isinstance(rollable.train_tasks, MixtureTasks):
+        assert isinstance(rollable.eval_tasks, MixtureTasks)
+        evaluated = set()
+        for name, tasks in rollable.eval_tasks.members.items():
+            others = [t for n, t in rollable.train_tasks.members.items() if n != name]
+            evaluated |= _prompts(tasks) & set().union(*map(_prompts, others))
+        trained = trained | evaluated
+    if shared := len(evaluated & trained):
+        logger.warning(
+            "%d of the evaluated prompts are trained by %s: the evaluation is not held out; take "
+            "them out of one of the two",
+            shared,
+            "the given rows" if given else "another member of the mixture",
+        )
+
+
+def _prompts(tasks: TaskSet) -> set[str]:
+    return {prompt_key(tasks[i].prompt) for i in range(min(len(tasks), MAX_SCANNED))}
 
 
 async def _build_playable(

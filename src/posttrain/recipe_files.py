@@ -173,13 +173,49 @@ def _apply(values: dict[str, Any], override: str, source: str) -> None:
             f"override {override!r}: is not key=value; write for instance num_steps=50"
         )
     *parents, leaf = key.split(".")
-    target = values
-    for parent in parents:
-        nested = target.setdefault(parent, {})
+    target: dict[str, Any] = values
+    for depth, parent in enumerate(parents):
+        nested: Any = target.setdefault(parent, {})
+        if isinstance(nested, str) and _sections_at(parents[: depth + 1]):
+            nested = target[parent] = {"type": nested}  # `loss = "cispo"` in full
         if not isinstance(nested, dict):
             raise ConfigError(f"recipe {source}: {key} goes through {parent}, which is a value")
         target = nested
-    target[leaf] = _parse(text.strip(), none_is_text=_has_choice(key, "none"))
+    value = _parse(text.strip(), none_is_text=_has_choice(key, "none"))
+    if leaf == "type" and parents:
+        _keep_what_fits(target, value, _sections_at(parents))
+    target[leaf] = value
+
+
+def _keep_what_fits(values: dict[str, Any], kind: Any, options: list[type[BaseModel]]) -> None:
+    """Another type takes over the keys that it has; the rest goes."""
+    for model in options:
+        if model.model_fields["type"].default != kind or values.get("type") == kind:
+            continue
+        for name in [name for name in values if name != "type"]:
+            field = model.model_fields.get(name)
+            types = (
+                [
+                    m.model_fields["type"].default
+                    for m in models_in(field.annotation)
+                    if "type" in m.model_fields
+                ]
+                if field
+                else []
+            )
+            inner = values[name]
+            given = inner.get("type") if isinstance(inner, dict) else inner
+            if field is None or (types and isinstance(given, str) and given not in types):
+                del values[name]
+
+
+def _sections_at(parts: Sequence[str]) -> list[type[BaseModel]]:
+    """The sections that a path of keys may hold."""
+    options: list[type[BaseModel]] = [Recipe]
+    for part in parts:
+        fields = [m.model_fields[part].annotation for m in options if part in m.model_fields]
+        options = [model for annotation in fields for model in models_in(annotation)]
+    return [model for model in options if "type" in model.model_fields]
 
 
 def _fill_default_types(values: dict[str, Any], section: type[BaseModel] = Recipe) -> None:

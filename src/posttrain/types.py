@@ -20,6 +20,8 @@ SCHEMA_VERSION = 2
 MAX_REWARD = 1e30
 """Larger rewards would overflow float32 sums."""
 
+GIVEN_ROLES = ("demonstration", "chosen", "rejected")
+"""Roles of trajectories that were given and not sampled."""
 AUXILIARY_ROLES = ("greedy", "hindsight")
 """Roles of trajectories that serve their group and are no part of its statistics."""
 

@@ -20,6 +20,7 @@ from posttrain.algo.advantages.reinforce import reinforce
 from posttrain.algo.advantages.remax import remax
 from posttrain.algo.advantages.rloo import rloo
 from posttrain.algo.groups import enough_survivors, is_zero_variance
+from posttrain.errors import ConfigError
 
 REWARD_LISTS = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, -1.0]), min_size=2, max_size=9)
 LENGTHS = torch.arange(1.0, 10.0, dtype=torch.float64)
@@ -123,7 +124,7 @@ def test_gpg_scales_up_for_flat_groups_in_both_published_ways(vector, dtype, mat
 
 
 def test_max_rl_refuses_a_negative_reward_and_weighs_rare_successes_up(dtype, matches):
-    with pytest.raises(ValueError, match="max_rl got a reward of -1: .* must not be negative"):
+    with pytest.raises(ConfigError, match="max_rl got a reward of -1: .* must not be negative"):
         max_rl(torch.tensor([1.0, -1.0], dtype=dtype))
     matches(max_rl(torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=dtype)), [3.0, -1.0, -1.0, -1.0])
 

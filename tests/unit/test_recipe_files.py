@@ -171,6 +171,20 @@ def test_a_recipe_that_is_no_text_is_refused(tmp_path: Path) -> None:
         load_recipe(str(path))
 
 
-def test_another_algorithm_keeps_no_key_of_the_first() -> None:
+def test_another_type_on_the_command_line_takes_over_the_keys_it_has() -> None:
+    given = values(algo={"type": "grpo", "std": "batch", "num_epochs": 2, "loss": "gspo"})
+    recipe = resolve(given, ["algo.type=rloo"], "t")
+    assert (recipe.algo.type, recipe.algo.num_epochs, recipe.algo.loss.type) == ("rloo", 2, "gspo")
+    raft = resolve(given, ["algo.type=raft"], "t").algo
+    assert (raft.type, raft.num_epochs) == ("raft", 2)
+    assert resolve(given, ["algo.type=preference"], "t").algo.loss.type == "dpo"
+
+
+def test_a_key_of_another_type_is_still_an_error_in_a_recipe() -> None:
     with pytest.raises(ConfigError, match=r"algo\.std is unknown"):
-        resolve(values(algo=GrpoConfig().model_dump()), ["algo.type=rloo"], "t")
+        resolve(values(algo={"type": "rloo", "std": "batch"}), [], "t")
+
+
+def test_a_loss_named_on_the_command_line_takes_settings_after_it() -> None:
+    recipe = resolve(values(algo={"type": "rloo"}), ["algo.loss=cispo", "algo.loss.cap=5"], "t")
+    assert (recipe.algo.loss.type, recipe.algo.loss.cap) == ("cispo", 5.0)

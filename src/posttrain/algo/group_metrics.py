@@ -8,7 +8,7 @@ from statistics import fmean
 
 import torch
 
-from posttrain.types import Group, Invalid, Scored, Trajectory
+from posttrain.types import GIVEN_ROLES, Group, Invalid, Scored, Trajectory
 
 
 def group_metrics(
@@ -28,6 +28,8 @@ def group_metrics(
     flat = [group for group in groups if group.draw.draw_id in zero_variance]
     trajectories = sum(len(group.siblings) for group in groups)
     valid = [t for group in groups for t in group.valid]
+    if valid and all(t.role in GIVEN_ROLES for t in valid):
+        return {}  # given answers have no reward of their own, and nothing was sampled
     metrics = {
         "groups/zero_variance_frac": len(flat) / len(groups),
         "groups/all_low_frac": sum(not any(_correct(group)) for group in flat) / len(groups),

@@ -101,6 +101,8 @@ class Terminal:
         text = "no valid sample" if accuracy is None else _rate(accuracy)
         self._accuracy = f"{text} at step {policy_version}"
         self.message(f"held-out accuracy {self._accuracy} ({report['num_tasks']} tasks)")
+        if measured := report.get("measured"):
+            self.message("  " + "  ".join(f"{k} {v:.3f}" for k, v in measured.items()))
         for name, member in report.get("by_environment", {}).items():
             self.message(f"  {name}: {_rate(member)}")
         if report["num_invalid"]:
@@ -158,7 +160,11 @@ def _describe(metrics: Mapping[str, float]) -> dict[str, str]:
         "grad": ("learner/grad_norm", "{:.2f}"),
         "sampled tok/s": ("sampler/tok_per_s", "{:.0f}"),
     }
-    parts = {k: form.format(metrics[name]) for k, (name, form) in shown.items() if name in metrics}
+    parts = {
+        label: form.format(metrics[name])
+        for label, (name, form) in shown.items()
+        if name in metrics and not (name == "sampler/tok_per_s" and not metrics[name])
+    }
     parts["rollout/learn/other %"] = split
     if invalid := metrics.get("trajectories/invalid_frac"):
         parts["INVALID"] = f"{100 * invalid:.0f} %"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.commands.display import observer_for
 from posttrain.config import RewardModelConfig
 from posttrain.errors import ConfigError, RunDirectoryError, StorageError
+from posttrain.recipe_files import RECIPE
 
 if TYPE_CHECKING:
     from posttrain.build import Trainable
@@ -31,7 +32,9 @@ def export_command(run: Path, to: Path, step: int | None, dtype: str | None, ada
     if isinstance(recipe.algo, RewardModelConfig):
         base = "AutoModelForSequenceClassification.from_pretrained"
     if adapter:
-        write_adapter(trainable, to, dtype, recipe.model.path)
+        name = recipe.model.path
+        base_name = str(trainable.policy.folder) if name.startswith(RECIPE) else name
+        write_adapter(trainable, to, dtype, base_name)
         hint = f'PeftModel.from_pretrained({base}("{trainable.policy.folder}"), "{to}")'
     else:
         write_folder(trainable, to, dtype)
@@ -86,7 +89,13 @@ def _refuse_without_adapter(run: Path) -> None:
     from posttrain.replay import recorded_recipe
 
     with Journal.open(run, readonly=True) as journal:
-        if recorded_recipe(journal).model.lora is None:
+        recipe = recorded_recipe(journal)
+        if isinstance(recipe.algo, RewardModelConfig):
+            raise ConfigError(
+                f"run {run} trained a reward model, and peft's format has no place for its head; "
+                "leave --adapter out and export the merged model"
+            )
+        if recipe.model.lora is None:
             raise ConfigError(
                 f"run {run} trained every weight of its model, so it has no adapter; leave "
                 "--adapter out and export the whole model"

@@ -63,7 +63,10 @@ def _print_learning(console: Console, evaluation: Mapping[str, Any]) -> None:
         ("no answer found", "unparsed_frac"),
     )
     for label, key in rows:
-        table.add_row(label, _number(before.get(key)), _number(after.get(key)))
+        if before.get(key) is not None or after.get(key) is not None:
+            table.add_row(label, _number(before.get(key)), _number(after.get(key)))
+    for name in before.get("measured", {}).keys() & after.get("measured", {}).keys():
+        table.add_row(name, _number(before["measured"][name]), _number(after["measured"][name]))
     console.print(table)
     if comparison := evaluation.get("comparison"):
         interval = comparison["interval"]
@@ -95,6 +98,8 @@ def _print_answers(console: Console, run_dir: Path) -> None:
         first = {g.draw.task_id: g for g in journal.eval_groups(versions[0])}
         last = {g.draw.task_id: g for g in journal.eval_groups(versions[-1])}
     common = [task_id for task_id in first if task_id in last]
+    if not common:
+        return  # given rows are judged without generating
     common.sort(key=lambda task_id: _answer(first[task_id]) == _answer(last[task_id]))
     table = Table(title="what it says", title_justify="left", show_lines=False)
     for column in ("task", "before", "after"):

@@ -17,15 +17,16 @@ from posttrain.types import Draw, Group
 class GivenEvaluator:
     """Judges the first `num_tasks` held-out rows without generating.
 
-    `judge` gives draw id -> right or wrong: a pair is right when its chosen side has the larger
-    margin or score, a demonstration when every token of it has a probability above one half.
+    `judge` gives draw id -> right or wrong, and what the losses measure on the rows: a pair is
+    right when its chosen side has the larger margin or score, a demonstration when every token of
+    it has a probability above one half.
     """
 
     renderer: Renderer
     tasks: TaskSet
     num_tasks: int
     max_tokens: int
-    judge: Callable[[Sequence[Group]], Mapping[int, bool]]
+    judge: Callable[[Sequence[Group]], tuple[Mapping[int, bool], Mapping[str, float]]]
 
     @property
     def size(self) -> int:
@@ -41,7 +42,7 @@ class GivenEvaluator:
             task = self.tasks[index]
             draw = Draw(index, task.task_id, epoch=0, seed=0)
             groups.append(given_group(self.renderer, task, draw, self.max_tokens))
-        right = self.judge(groups)
+        right, measured = self.judge(groups)
         progress(self.size, self.size)
         correct = {g.draw.task_id: [float(right[g.draw.draw_id])] for g in groups}
         report = {
@@ -52,5 +53,6 @@ class GivenEvaluator:
             "invalid_reasons": {},
             "correct": correct,
             "accuracy": asdict(avg_at_k(list(correct.values()))),
+            "measured": dict(measured),
         }
         return report, []

@@ -279,15 +279,16 @@ class InlineLearner:
         return [self._optimizer, *([self.scorer.optimizer] if self.scorer else [])]
 
     @torch.no_grad()
-    def judge(self, groups: Sequence[Group]) -> dict[int, bool]:
-        """draw id -> whether the model prefers, scores or says what was given. Nothing is trained.
-
-        Groups that the algorithm drops count as wrong.
+    def judge(self, groups: Sequence[Group]) -> tuple[dict[int, bool], dict[str, float]]:
+        """draw id -> whether the model prefers, scores or says what was given, and the metrics of
+        the losses on it. Nothing is trained. Groups that the algorithm drops count as wrong.
         """
         verdicts = {group.draw.draw_id: False for group in groups}
         batch = build_batch(self._version + 1, groups, self._algorithm, dict(self.memory))
         budget = self._recipe.learner.max_tokens_per_microbatch
-        for micro in pack(batch.samples, budget, whole_groups=True):
+        micros = pack(batch.samples, budget, whole_groups=True)
+        counts, meter = GlobalCounts(self._algorithm.components, micros), Meter()
+        for micro in micros:
             work = Work(micro, known_columns(micro))
             self._read_frozen(work)
             now, _ = self._current(work)
@@ -295,7 +296,11 @@ class InlineLearner:
                 columns = of_stream({**work.known, **now}, stream_of(component, micro))
                 draws = list(dict.fromkeys(draw_id for draw_id, _ in micro.owners))
                 verdicts |= dict(zip(draws, component.judge(columns).tolist(), strict=True))
-        return verdicts
+                if not component.whole_step:
+                    denominators = counts.denominators(component, micro)
+                    output = component.loss(columns, denominators, self.memory)
+                    meter.add_stats(key_of(component), output.stats)
+        return verdicts, meter.component_metrics(self._algorithm.components)
 
     @property
     def frozen_parameters(self) -> int:

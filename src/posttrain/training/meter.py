@@ -68,12 +68,18 @@ class Meter:
         metrics["learner/grad_norm"] = float(np.max(self._norms))  # a NaN stays one
         if self._entropy_tokens:
             metrics["policy/entropy_mean"] = self._entropy_sum / self._entropy_tokens
-        for kind in dict.fromkeys(c.kind for c in components):
-            metrics |= self._of_kind([c for c in components if c.kind == kind])
+        metrics |= self.component_metrics(components)
         versions = [s.policy_versions[s.policy_versions >= 0] for s in batch.samples]
         oldest = min((int(v.min()) for v in versions if len(v)), default=-1)
         if oldest >= 0:
             metrics["policy/lag_max"] = float(batch.step - 1 - oldest)
+        return metrics
+
+    def component_metrics(self, components: Sequence[Component]) -> dict[str, float]:
+        """What the components say of all that they saw; those of one kind together."""
+        metrics: dict[str, float] = {}
+        for kind in dict.fromkeys(c.kind for c in components):
+            metrics |= self._of_kind([c for c in components if c.kind == kind])
         return metrics
 
     def _of_kind(self, components: Sequence[Component]) -> dict[str, float]:

@@ -244,3 +244,22 @@ def test_a_reverse_member_is_the_environment_it_is_alone(spec: MixtureSpec) -> N
     alone = ReverseSpec(ReverseConfig(alphabet="ab", length=3, num_eval=3))
     task = spec.members["back"].train_tasks()[0]
     assert task.fingerprint == alone.train_tasks()[0].fingerprint
+
+
+def test_evaluating_what_another_member_trains_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Members over one range of problems: what one holds out the other may train."""
+    from types import SimpleNamespace
+
+    from posttrain.build import warn_about_trained_evaluation
+    from posttrain.config import ReverseConfig
+    from posttrain.data.mixture import MixtureTasks
+    from posttrain.envs.reverse import ReverseSpec
+
+    few, many = (ReverseSpec(ReverseConfig(alphabet="abc", length=3, num_eval=n)) for n in (2, 6))
+    both = {"few": few, "many": many}
+    rollable = SimpleNamespace(
+        train_tasks=MixtureTasks({n: s.train_tasks() for n, s in both.items()}, {}),
+        eval_tasks=MixtureTasks({n: s.eval_tasks() for n, s in both.items()}, {}),
+    )
+    warn_about_trained_evaluation(rollable, ())  # type: ignore[arg-type]
+    assert "4 of the evaluated prompts are trained by another member" in caplog.text
