@@ -50,18 +50,20 @@ BY_TURNS = ("gigpo", "mt_grpo", "turn_ppo")  # these get rewards for turns as we
 
 
 def learn_search(name: str, seed: int, num_steps: int = SEARCH_STEPS) -> Curve:
-    """1 to 7 in three guesses, as the shipped recipe has it. The curve is the share found."""
+    """1 to 7 in three guesses, as the shipped recipe has it, to step `num_steps` of its schedule.
+
+    The curve is the share found."""
     run = recipe(
         {**SEARCH_UPDATES, **SEARCHERS[name]},
         seed=seed,
-        num_steps=num_steps,
+        num_steps=SEARCH_STEPS,
         rollout={"groups_per_step": 28, "group_size": 16, "max_turns": 3},
         sampler={"max_tokens": 1, "max_batch": 448},
         optim={"lr": 1e-3, "schedule": "linear", "warmup_steps": 5, "min_lr_frac": 0.1},
     )
     turn_reward = 0.1 if name in BY_TURNS else 0.0
     game = BinarySearchConfig(low=1, high=7, max_guesses=3, terse=True, turn_reward=turn_reward)
-    return learn(run, BinarySearchSpec(game), bound=SEARCH_BOUND)
+    return learn(run, BinarySearchSpec(game), bound=SEARCH_BOUND, num_steps=num_steps)
 
 
 # --- check 6: supervised, then reinforced -------------------------------------------------------
