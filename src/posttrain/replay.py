@@ -25,19 +25,24 @@ REPLAYABLE = ("algo.", "optim.", "learner.", "num_steps=")
 def recorded_recipe(journal: Journal, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe that a run was made with, with overrides on top.
 
-    A run records every key of its algorithm. When `overrides` name another one, it takes over the
-    keys it has, and the rest is left out.
+    A run records every key of its algorithm, those that were left at their defaults too. When
+    `overrides` name another one, it takes over what was set, of the keys it has.
     """
     recipe = deepcopy(dict(journal.header.recipe))
-    chosen = [o.partition("=")[2].strip(" \"'") for o in overrides if o.startswith("algo.type=")]
-    for model in models_in(Recipe.model_fields["algo"].annotation):
-        if model.model_fields["type"].default in chosen:
-            recipe["algo"] = {
-                key: value
-                for key, value in recipe["algo"].items()
-                if key in model.model_fields and value is not None
-            }
+    if any(override.startswith("algo.type=") for override in overrides):
+        recipe["algo"] = _what_was_set(recipe["algo"])
     return resolve(recipe, [f"threads={journal.header.threads}", *overrides], "of the run")
+
+
+def _what_was_set(algo: dict[str, Any]) -> dict[str, Any]:
+    """The recorded keys of an algorithm that differ from their defaults, and its type."""
+    for model in models_in(Recipe.model_fields["algo"].annotation):
+        if model.model_fields["type"].default == algo["type"]:
+            required = {n: algo[n] for n, f in model.model_fields.items() if f.is_required()}
+            defaults = model.model_validate(required).model_dump(mode="json")
+            changed = {k: v for k, v in algo.items() if v != defaults.get(k)}
+            return {"type": algo["type"], **required, **changed}
+    return algo
 
 
 def rebuild(run_dir: Path, step: int | None, observer: Observer) -> tuple[Trainable, Recipe]:

@@ -25,6 +25,7 @@ from posttrain.build import (
     set_threads,
 )
 from posttrain.config import Recipe
+from posttrain.data.tasks import TaskList
 from posttrain.errors import JournalError, ModelError, RunDirectoryError, StorageError
 from posttrain.evaluation.schedule import EvaluationSchedule
 from posttrain.interrupt import interruptible
@@ -102,6 +103,7 @@ class _Session:
     async def run(self, started: float) -> dict[str, Any]:
         """Redo what the journal holds, train the rest, write the summary however it ends."""
         self._check_initial_weights()
+        self._check_training_rows()
         reason = "failed"
         try:
             with interruptible():
@@ -167,6 +169,21 @@ class _Session:
             raise ModelError(
                 f"model {self._recipe.model.path}: its weights are not those that run "
                 f"{self._run_dir} began with; restore the folder or start a new run directory"
+            )
+
+    def _check_training_rows(self) -> None:
+        """Given rows must be those that the run began with: later draws take them by number."""
+        tasks = self._rollable.train_tasks
+        if self._recipe.data is None or not isinstance(tasks, TaskList):
+            return
+        current = tasks.fingerprint()
+        recorded = self._journal.events("training_rows")
+        if not recorded:
+            self._journal.record_event("training_rows", {"sha256": current})
+        elif recorded[0].payload["sha256"] != current:
+            raise RunDirectoryError(
+                f"run directory {self._run_dir}: the training rows are not those that the run "
+                "began with; restore the file or start a new run directory"
             )
 
     def _parts(self) -> loop.Parts:

@@ -18,7 +18,7 @@ import torch
 
 from posttrain.build import build_trainable
 from posttrain.config import Recipe
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import ConfigError, DataError, RunDirectoryError
 from posttrain.journal import Journal
 from posttrain.recipe_files import load_recipe, models_in
 from posttrain.replay import rebuild, verify, what_if
@@ -164,9 +164,9 @@ def _threads_stay() -> Any:
     torch.use_deterministic_algorithms(before)
 
 
-def run(path: Path, run_dir: Path) -> dict[str, Any]:
+def run(path: Path, run_dir: Path, resume: bool = False) -> dict[str, Any]:
     recipe, base_dir = load_recipe(str(path))
-    return asyncio.run(train(recipe, base_dir, run_dir, resume=False, observer=SilentObserver()))
+    return asyncio.run(train(recipe, base_dir, run_dir, resume=resume, observer=SilentObserver()))
 
 
 def check_exact(path: Path, run_dir: Path) -> dict[str, Any]:
@@ -519,6 +519,19 @@ def test_rows_that_do_not_fit_are_refused_before_the_run_all_at_once(
     for part in ("2 of 4 rows", "line 2", "line 3", "longer than the context", "is 20"):
         assert part in str(refused.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_resume_refuses_rows_that_changed_under_their_numbers(
+    write: Write, tmp_path: Path
+) -> None:
+    """The remaining steps would train other rows than the run began with."""
+    path = write({"type": "sft"})
+    run(path, tmp_path / "run")
+    run(path, tmp_path / "run", resume=True)
+    rows = (tmp_path / "rows.jsonl").read_text().splitlines()
+    (tmp_path / "rows.jsonl").write_text("\n".join(reversed(rows)))
+    with pytest.raises(RunDirectoryError, match="training rows are not those"):
+        run(path, tmp_path / "run", resume=True)
 
 
 def test_a_run_without_greedy_answers_is_not_replayed_with_remax(

@@ -49,6 +49,13 @@ def test_another_algorithm_takes_the_keys_it_has(spelling: str, journal: Journal
     assert recipe.algo == RlooConfig(loss=PpoClipConfig(clip_high=0.5))
 
 
+@pytest.mark.parametrize("kind", ["gpg", "gae", "raft", "preference", "reinforce", "max_rl"])
+def test_keys_that_nobody_set_do_not_stand_in_another_algorithms_way(
+    kind: str, journal: Journal
+) -> None:
+    assert recorded_recipe(journal, [f"algo.type={kind}"]).algo.type == kind
+
+
 def test_an_unknown_algorithm_is_still_named(journal: Journal) -> None:
     with pytest.raises(ConfigError, match=r"algo\.type is 'ppo'; use one of rloo, .*grpo"):
         recorded_recipe(journal, ["algo.type=ppo"])

@@ -93,7 +93,10 @@ def _renamed(part: Part, environment: str) -> Part:
     if not environment:
         return part
     names = {c.stream: f"{c.stream}@{environment}" for c in part.components}
-    components = tuple(replace(c, stream=names[c.stream]) for c in part.components)  # type: ignore
+    components = tuple(
+        replace(c, stream=names[c.stream])  # type: ignore[type-var]  # all are frozen dataclasses
+        for c in part.components
+    )
     return Part(_Renamed(part.credit, names), components)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from posttrain.algo.aggregation import AggregationMode, Denominators, aggregate
 from posttrain.algo.columns import Rule
 from posttrain.algo.component import Columns, LossOutput, State, check_tokens
+from posttrain.algo.preferences.kto import kto_kl_baseline
 from posttrain.algo.segments import segment_mean, segment_sum
 from posttrain.algo.token_stats import TokenStats, summed
 
@@ -132,15 +133,8 @@ class Preference(_Stateless):
         return LossOutput(_mean_over_groups(loss_P, columns, denominators), stats)
 
     def metrics(self, stats: TokenStats) -> dict[str, float]:
-        if not stats.num_tokens:
-            return {}
-        return {
-            "preference/loss": stats.mean("loss"),
-            "preference/margin": stats.mean("margin"),
-            "preference/accuracy": stats.mean("right"),
-            "preference/chosen_logprob": stats.mean("chosen"),
-            "preference/rejected_logprob": stats.mean("rejected"),
-        }
+        sides = {"chosen_logprob": "chosen", "rejected_logprob": "rejected"}
+        return _preference_metrics(stats, **sides)
 
     def judge(self, columns: Columns) -> Tensor:
         """For each pair whether its margin is above 0."""
@@ -167,9 +161,10 @@ class LabelledPreference(_Stateless):
 
     def prepare(self, columns: Columns, state: State) -> dict[str, Tensor]:
         """kl_baseline_N: the same number for every token."""
-        gap_N = columns["prox_logprobs_N"].double() - columns["ref_logprobs_N"].double()
-        baseline = segment_sum(gap_N, columns["sequence_index_N"]).mean().clamp_min(0)
-        return {"kl_baseline_N": baseline.expand(len(gap_N))}
+        index_N = columns["sequence_index_N"]
+        prox_S = segment_sum(columns["prox_logprobs_N"].double(), index_N)
+        ref_S = segment_sum(columns["ref_logprobs_N"].double(), index_N)
+        return {"kl_baseline_N": kto_kl_baseline(prox_S, ref_S).expand(len(index_N))}
 
     def loss(self, columns: Columns, denominators: Denominators, state: State) -> LossOutput:
         """Mean over the answers of the step. Sums over tokens are in float64."""
@@ -190,13 +185,7 @@ class LabelledPreference(_Stateless):
         return LossOutput(loss_S.sum() / denominators.num_sequences, stats)
 
     def metrics(self, stats: TokenStats) -> dict[str, float]:
-        if not stats.num_tokens:
-            return {}
-        return {
-            "preference/loss": stats.mean("loss"),
-            "preference/margin": stats.mean("margin"),
-            "preference/accuracy": stats.mean("right"),
-        }
+        return _preference_metrics(stats)
 
     def judge(self, columns: Columns) -> Tensor:
         """For each group whether every answer got likelier or less likely as it should."""
@@ -228,25 +217,25 @@ class ScorePreference(_Stateless):
             loss=loss_P,
             margin=chosen_P - rejected_P,
             right=chosen_P > rejected_P,
-            chosen=chosen_P,
-            rejected=rejected_P,
+            score=(chosen_P + rejected_P) / 2,
         )
         return LossOutput(_mean_over_groups(loss_P, columns, denominators), stats)
 
     def metrics(self, stats: TokenStats) -> dict[str, float]:
-        if not stats.num_tokens:
-            return {}
-        return {
-            "preference/loss": stats.mean("loss"),
-            "preference/margin": stats.mean("margin"),
-            "preference/accuracy": stats.mean("right"),
-            "preference/score_mean": (stats.mean("chosen") + stats.mean("rejected")) / 2,
-        }
+        return _preference_metrics(stats, score_mean="score")
 
     def judge(self, columns: Columns) -> Tensor:
         """For each pair whether the chosen side has the higher score."""
         chosen_P, rejected_P = _scores(columns)
         return chosen_P > rejected_P
+
+
+def _preference_metrics(stats: TokenStats, **more: str) -> dict[str, float]:
+    """Of pairs or labelled answers; `more` names further sums by the metric's last part."""
+    if not stats.num_tokens:
+        return {}
+    sums = {"loss": "loss", "margin": "margin", "accuracy": "right", **more}
+    return {f"preference/{name}": stats.mean(key) for name, key in sums.items()}
 
 
 def _margin(sides: dict[str, Tensor]) -> Tensor:

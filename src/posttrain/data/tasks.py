@@ -39,6 +39,13 @@ class TaskList:
     def __getitem__(self, index: int) -> Task:
         return self._tasks[_checked_index(index, len(self._tasks))]
 
+    def fingerprint(self) -> str:
+        """SHA-256 of ids, prompts and hidden data of all tasks, in order."""
+        digest = hashlib.sha256()
+        for task in self._tasks:
+            digest.update(repr((task.task_id, task.fingerprint)).encode())
+        return digest.hexdigest()
+
 
 class IndexedTasks:
     """A `TaskSet` whose tasks are made when they are asked for, so that its size costs nothing.

@@ -1,6 +1,6 @@
 """Kahneman-Tversky optimisation: single answers, each desirable or not.
 
-Shapes: S answers; M answers put to prompts that they do not belong to.
+Shapes: S answers; M answers of which the baseline is made.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ def kto(
     )
 
 
-def kto_kl_baseline(policy_mismatched_M: Tensor, ref_mismatched_M: Tensor) -> Tensor:
-    """z = max(0, mean of policy - ref) over answers to other prompts, without gradient.
+def kto_kl_baseline(policy_sum_M: Tensor, ref_sum_M: Tensor) -> Tensor:
+    """z = max(0, mean of policy - ref) over M answers, without gradient. 0 without answers.
 
-    Source: arXiv:2402.01306: an estimate of KL(policy || reference) that costs no
-    sampling, biased. The mean is over the whole batch, of all ranks. 0 without answers.
+    Source: arXiv:2402.01306, an estimate of KL(policy || reference); there the answers are put to
+    other prompts, which is biased, and over the policy's own samples it is that KL's mean. The mean
+    is over the whole batch, of all ranks.
     """
-    log_ratio_M = (policy_mismatched_M - ref_mismatched_M).detach()
+    log_ratio_M = (policy_sum_M - ref_sum_M).detach()
     return (log_ratio_M.sum() / max(1, len(log_ratio_M))).clamp_min(0)
