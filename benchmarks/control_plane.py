@@ -89,6 +89,10 @@ class ScriptedSampler:
     async def load_weights(self, version: int) -> None:
         self._version = version
 
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
     async def abort(self) -> None: ...
 
     def stats(self) -> Mapping[str, float]:

@@ -55,6 +55,12 @@ sudo apt-get install python3 python3-venv; macOS: brew install python@3.12), or 
 make PYTHON=/path/to/python3.12"
 }
 
+# The kernels are compiled on first use. Everything runs without, slower.
+get_compiler() {
+    command -v cc >/dev/null || command -v gcc >/dev/null || apt_install gcc libc6-dev ||
+        say "      no C compiler: bf16 training will take two to four times as long (install gcc)"
+}
+
 # make_venv PYTHON: a working .venv, kept when the one that is there works.
 make_venv() {
     if "$venv/bin/python" -m pip --version >/dev/null 2>&1 && is_suitable "$venv/bin/python"; then
@@ -105,6 +111,7 @@ set_up() {
     python=$(get_python)
     say "[1/3] $("$python" --version) in $venv"
     make_venv "$python"
+    get_compiler
     # torch goes first and alone: its exact version keeps pip from taking another, larger build.
     local torch
     torch=$(grep -E '^torch==' constraints.txt)

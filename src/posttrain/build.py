@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.evaluator import Evaluator
 from posttrain.evaluation.given import GivenEvaluator
 from posttrain.journal import Journal
+from posttrain.kernels.library import LEAVE_OUT, kind, library
+from posttrain.memory import memory_limit
 from posttrain.protocols import EnvSpec, GroupSource, Reward, TaskSet
 from posttrain.rollout.episode import EpisodeLimits, EpisodeRunner
 from posttrain.rollout.given import GivenProducer, check_given
@@ -81,9 +83,27 @@ def set_threads(recipe: Recipe) -> int:
     return threads
 
 
+KERNELS = "kernels"
+"""Among the packages of a run's header: what computed its bf16 rows."""
+
+
+def other_kernels(packages: Mapping[str, str], recipe: Recipe) -> str | None:
+    """Why a run that began with these packages cannot be computed further here, if so."""
+    began, now = packages.get(KERNELS, "torch"), kind()
+    if recipe.model.dtype != "bfloat16" or began == now:
+        return None
+    remedy = f"set {LEAVE_OUT}=0"
+    if began == "compiled":
+        remedy = f"mend what is missing: {library().problem}"
+    return (
+        f"it was computed with {began} kernels, now they are {now}: sums would round differently "
+        f"and the redo would not match; {remedy}"
+    )
+
+
 def build_trainable(recipe: Recipe, observer: Observer) -> Trainable:
     """Resolve, fetch if needed, and load the model; wrap it in a learner."""
-    policy = _load(recipe, recipe.model.path, observer, lora=recipe.model.lora)
+    policy = _load(recipe, recipe.model.path, observer, recipe.model.lora, trained=True)
     algorithm = build_algorithm(recipe.algo, recipe.algo_for)
     learner = InlineLearner(
         policy,
@@ -96,7 +116,13 @@ def build_trainable(recipe: Recipe, observer: Observer) -> Trainable:
     return Trainable(policy, algorithm, learner)
 
 
-def _load(recipe: Recipe, path: str, observer: Observer, lora: LoraConfig | None = None) -> Policy:
+def _load(
+    recipe: Recipe,
+    path: str,
+    observer: Observer,
+    lora: LoraConfig | None = None,
+    trained: bool = False,
+) -> Policy:
     return load_policy(
         resolve_model(path, progress=observer.message),
         dtype=recipe.model.dtype,
@@ -105,7 +131,21 @@ def _load(recipe: Recipe, path: str, observer: Observer, lora: LoraConfig | None
         gradient_checkpointing=recipe.learner.gradient_checkpointing,
         lora=lora,
         seed=recipe.seed,
+        trained=trained,
     )
+
+
+def _kv_tokens(recipe: Recipe, policy: Policy) -> int:
+    """What the recipe says, or room for whole contexts within a quarter of the memory; it is taken
+    as it is written. Raises ConfigError for more than the memory."""
+    limit, asked = memory_limit() // policy.kv_bytes_per_token, recipe.sampler.kv_tokens
+    if asked is not None and asked > limit:
+        raise ConfigError(
+            f"sampler.kv_tokens is {asked}: keys of this model take {policy.kv_bytes_per_token} "
+            f"bytes a token, and the memory holds {limit}; lower it"
+        )
+    whole_contexts = recipe.sampler.max_batch * policy.max_context
+    return asked or min(whole_contexts, max(limit // 4, policy.max_context))
 
 
 def _reference(
@@ -177,7 +217,12 @@ async def build_rollable(
     Raises ConfigError, DataError or ModelError for what cannot work, before anything is drawn.
     """
     renderer = Renderer(policy.tokenizer, policy.eos_token_ids)
-    sampler = EmbeddedSampler(policy, max_batch=recipe.sampler.max_batch, version=policy_version)
+    sampler = EmbeddedSampler(
+        policy,
+        max_batch=recipe.sampler.max_batch,
+        kv_tokens=_kv_tokens(recipe, policy),
+        version=policy_version,
+    )
     given = (
         None if recipe.data is None else given_tasks(recipe.data, base_dir, hold_out=spec is None)
     )

@@ -42,12 +42,22 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run if there is one.")
     ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Write RUN_DIR/profile/trace.json of the first steps.")
+    ] = False,
+    profile_steps: Annotated[
+        int | None, typer.Option(help="Steps that --profile records; default 3.")
+    ] = None,
+    profile_ops: Annotated[
+        bool, typer.Option("--profile-ops", help="Record torch's operators too; slows them down.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Train a recipe. Killed or stopped at any moment, the same command with --resume goes on."""
-    from posttrain.commands.train import train_command
+    from posttrain.commands.train import ProfileOptions, train_command
 
-    train_command(recipe, overrides or [], run_dir, resume, json)
+    options = ProfileOptions(profile, profile_steps, profile_ops)
+    train_command(recipe, overrides or [], run_dir, resume, json, options)
 
 
 @app.command()
@@ -186,9 +196,10 @@ def _main(
 
 def main() -> None:
     """Entry point: 0 finished, 1 failed, 2 bad arguments or recipe, 130 interrupted."""
-    # OpenMP threads that spin make a step many times slower once another process wants a core; on
-    # idle cores it costs under a fifth of the sampling speed (docs/log.md).
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # OpenMP threads that spin for long make a step many times slower once another process wants a
+    # core; threads that never spin sample a third slower on idle ones (docs/log.md).
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     try:
         app()  # turns a KeyboardInterrupt into exit status 130
     except PosttrainError as error:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +29,7 @@ from packaging.version import Version
 
 from posttrain.config import cache_dir, default_threads
 from posttrain.errors import MissingDependencyError
+from posttrain.memory import memory_limit
 from posttrain.training.models import MODELS, is_cached
 
 Status = Literal["ok", "warn", "fail"]
@@ -89,6 +90,7 @@ def collect(run_dir: str | Path | None = None) -> Report:
         ("cpu", lambda: [_cpu()]),
         ("memory", lambda: [_memory()]),
         ("matmul", lambda: [_matmul()]),
+        ("kernels", lambda: [_kernels()]),
         ("gpu", lambda: [_gpu()]),
         ("run folder", lambda: [_folder("run folder", runs)]),
         ("cache folder", lambda: [_folder("cache folder", cache_dir())]),
@@ -213,22 +215,12 @@ def _cpu_flags() -> set[str]:
 
 def _memory() -> Check:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    allowed = min([total, *_cgroup_limits()])
+    allowed = memory_limit()
     detail = f"{allowed / _GIB:.1f} GiB" + (" (cgroup limit)" if allowed < total else "")
     if allowed < 4 * _GIB:
         remedy = "SmolLM2-135M needs about 4 GiB to train: use tiny-char or a larger machine"
         return Check("memory", "warn", detail, remedy)
     return Check("memory", "ok", detail)
-
-
-def _cgroup_limits() -> Iterator[int]:
-    for path in ("memory.max", "memory/memory.limit_in_bytes"):  # v2, v1
-        try:
-            text = (Path("/sys/fs/cgroup") / path).read_text(encoding="utf-8").strip()
-        except OSError:
-            continue
-        if text.isdigit():  # v2 writes "max" for none
-            yield int(text)
 
 
 def _matmul() -> Check:
@@ -256,6 +248,17 @@ def _gflops(dtype: Any, size: int = 512, budget_s: float = 0.2) -> float:
         now = time.perf_counter()
         best = min(best, now - start)
     return 2 * size**3 / best / 1e9
+
+
+def _kernels() -> Check:
+    """Compiled here, or torch in their place."""
+    from posttrain.kernels.library import library
+
+    found = library()
+    if found.functions is None:
+        slower = "rollouts and training in bf16 take two to four times as long without"
+        return Check("kernels", "warn", f"none: {found.problem}", slower)
+    return Check("kernels", "ok", "compiled for this processor")
 
 
 def _gpu() -> Check:

@@ -72,5 +72,9 @@ class TrainingError(PosttrainError, RuntimeError):
     """The learner cannot go on (for instance repeated non-finite gradients)."""
 
 
+class BenchmarkError(PosttrainError, RuntimeError):
+    """A benchmark could not measure what it claims, or what it compares with failed."""
+
+
 class MissingDependencyError(UserError, ImportError):
     """An optional package is needed. The message says how to install it."""

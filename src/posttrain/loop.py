@@ -10,8 +10,10 @@ lines, `redo` and then `run` go on from the last one that was written.
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from posttrain.algo.algorithm import Algorithm
@@ -22,6 +24,7 @@ from posttrain.journal import Journal
 from posttrain.protocols import GroupEvaluator, GroupSource, Learner, Sampler
 from posttrain.rollout.health import refuse_sick_batch
 from posttrain.telemetry.observer import Observer
+from posttrain.telemetry.spans import span
 from posttrain.training.checkpoints import CheckpointStore
 from posttrain.training.health import refuse_sick_learner
 from posttrain.types import StepResult
@@ -47,22 +50,36 @@ class Parts:
 
 async def run(p: Parts) -> None:
     """Train until `num_steps`. With `max_policy_lag = 0` rollouts and training alternate."""
+    with _heap_at_rest():
+        await _run(p)
+
+
+async def _run(p: Parts) -> None:
     evaluated = {e.policy_version for e in p.journal.evaluations()}
     await evaluate_if_due(p, evaluated)
     clock = _Clock()
     while p.learner.policy_version < p.num_steps:
-        groups = await p.rollouts.take(p.learner.policy_version)
+        step = p.learner.policy_version + 1
+        with span("rollout", step=step):
+            groups = await p.rollouts.take(p.learner.policy_version)
         clock.lap("time/rollout_s")
-        batch = build_batch(p.learner.policy_version + 1, groups, p.algorithm, p.learner.memory)
-        refuse_sick_batch(groups, batch, p.journal, p.max_invalid_frac)
-        p.journal.begin_step(batch, fingerprint(batch))
+        with span("batch", step=step):
+            batch = build_batch(step, groups, p.algorithm, p.learner.memory)
+            refuse_sick_batch(groups, batch, p.journal, p.max_invalid_frac)
+            batch_hash = fingerprint(batch)
+        with span("journal: begin step", step=step):
+            p.journal.begin_step(batch, batch_hash)
         clock.lap("time/other_s")
-        result = p.learner.step(batch)
+        with span("learner", step=step, samples=len(batch.samples)):
+            result = p.learner.step(batch)
         clock.lap("time/learner_s")
-        await p.sampler.load_weights(result.policy_version)
+        with span("weights", version=result.policy_version):
+            await p.sampler.load_weights(result.policy_version)
         metrics = {**batch.metrics, **result.metrics, **p.sampler.stats(), **clock.take()}
-        p.journal.finish_step(replace(result, metrics=metrics))
-        p.checkpoints.after_step(p.learner, p.num_steps)
+        with span("journal: finish step", step=step):
+            p.journal.finish_step(replace(result, metrics=metrics))
+        with span("checkpoint", step=step):
+            p.checkpoints.after_step(p.learner, p.num_steps)
         p.observer.step(result.step, p.num_steps, metrics)
         refuse_sick_learner(result, p.max_skipped_steps)
         clock.lap("time/other_s")  # belongs to the next step's record: this one is written
@@ -70,17 +87,31 @@ async def run(p: Parts) -> None:
         clock.skip()
 
 
+@contextmanager
+def _heap_at_rest() -> Iterator[None]:
+    """What is there when the loop begins, models and libraries, lives as long as the run: half a
+    million objects that the collector would look at again and again, a sixth of a second each time,
+    in the middle of a step."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 async def evaluate_if_due(p: Parts, evaluated: set[int]) -> None:
     """Evaluate the current version if the schedule asks for it and `evaluated` lacks it."""
     version = p.learner.policy_version
     if not p.schedule.due(version, evaluated):
         return
-    report, groups = await p.evaluator.evaluate(
-        version, lambda done, total: p.observer.progress("evaluation", done, total)
-    )
-    for group in groups:
-        p.journal.record_eval_group(version, group)
-    p.journal.record_evaluation(version, report)
+    with span("evaluation", version=version):
+        report, groups = await p.evaluator.evaluate(
+            version, lambda done, total: p.observer.progress("evaluation", done, total)
+        )
+    with span("journal: evaluation", version=version):
+        for group in groups:
+            p.journal.record_eval_group(version, group)
+        p.journal.record_evaluation(version, report)
     evaluated.add(version)
     p.sampler.stats()  # evaluation is not part of the next step's throughput
     p.observer.evaluation(version, report)

@@ -42,6 +42,14 @@ class Sampler(Protocol):
         """Serve the learner's weights of this version from the next token on."""
         ...
 
+    async def pause(self) -> None:
+        """Compute nothing until `resume`. Requests wait and lose nothing."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on where `pause` stopped. Without a pause it changes nothing."""
+        ...
+
     async def abort(self) -> None:
         """End everything in flight with FinishReason.ABORT."""
         ...

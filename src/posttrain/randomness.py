@@ -21,7 +21,7 @@ def derive_seed(run_seed: int, purpose: str, *numbers: int) -> int:
         >>> derive_seed(0, "sample", 3, 1) == derive_seed(0, "sample", 31)
         False
     """
-    key = repr((int(run_seed), purpose, tuple(int(n) for n in numbers))).encode()
+    key = repr((int(run_seed), purpose, tuple(map(int, numbers)))).encode()
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "little") >> 1
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.build import Trainable, build_trainable, set_threads
+from posttrain.build import Trainable, build_trainable, other_kernels, set_threads
 from posttrain.config import Recipe
 from posttrain.data.samples import build_batch
 from posttrain.errors import ConfigError, JournalCorruptError, ModelError, RunDirectoryError
@@ -149,6 +149,8 @@ def what_if(
 
 def _initial(journal: Journal, recipe: Recipe, observer: Observer) -> Trainable:
     set_threads(recipe)
+    if problem := other_kernels(journal.header.packages, recipe):
+        raise RunDirectoryError(f"this run cannot be replayed here: {problem}")
     trainable = build_trainable(recipe, observer)
     recorded = journal.events("initial_weights")
     if recorded and recorded[0].payload["weights_hash"] != trainable.learner.policy_hash():

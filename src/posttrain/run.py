@@ -15,6 +15,7 @@ from typing import Any
 import posttrain
 from posttrain import loop
 from posttrain.build import (
+    KERNELS,
     Rollable,
     Trainable,
     build_evaluator,
@@ -22,6 +23,7 @@ from posttrain.build import (
     build_rollable,
     build_spec,
     build_trainable,
+    other_kernels,
     set_threads,
 )
 from posttrain.config import Recipe
@@ -30,6 +32,7 @@ from posttrain.errors import JournalError, ModelError, RunDirectoryError, Storag
 from posttrain.evaluation.schedule import EvaluationSchedule
 from posttrain.interrupt import interruptible
 from posttrain.journal import Journal, RunHeader
+from posttrain.kernels.library import kind
 from posttrain.recipe_files import differences, to_toml
 from posttrain.summary import summarise
 from posttrain.telemetry.files import MetricsFile, write_json, write_text
@@ -242,7 +245,7 @@ def _check_same_recipe(run_dir: Path, recipe: Recipe) -> None:
 
 def _open_journal(run_dir: Path, recipe: Recipe, threads: int, fresh: bool) -> Journal:
     if not fresh:
-        return _reopen(run_dir, threads)
+        return _reopen(run_dir, recipe, threads)
     header = RunHeader(
         recipe=recipe.model_dump(mode="json"),
         code_version=posttrain.__version__,
@@ -260,11 +263,14 @@ def _open_journal(run_dir: Path, recipe: Recipe, threads: int, fresh: bool) -> J
 def _packages() -> dict[str, str]:
     installed = {name for name in _PACKAGES if importlib.util.find_spec(name.replace("-", "_"))}
     versions = {name: importlib.metadata.version(name) for name in sorted(installed)}
-    return {"posttrain": posttrain.__version__, **versions}
+    return {"posttrain": posttrain.__version__, KERNELS: kind(), **versions}
 
 
-def _reopen(run_dir: Path, threads: int) -> Journal:
+def _reopen(run_dir: Path, recipe: Recipe, threads: int) -> Journal:
     journal = Journal.open(run_dir)
+    if problem := other_kernels(journal.header.packages, recipe):
+        journal.close()
+        raise RunDirectoryError(f"run {run_dir}: {problem}")
     recorded = journal.header.threads
     if recorded != threads:
         journal.close()

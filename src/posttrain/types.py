@@ -41,6 +41,20 @@ class TokenKind(IntEnum):
     DEMONSTRATION = 3  # given to be imitated or compared; supervised losses train it
 
 
+# As plain numbers: looking a member up in its class costs more than comparing a short array.
+_SAMPLED, _DEMONSTRATION = int(TokenKind.SAMPLED), int(TokenKind.DEMONSTRATION)
+
+
+def trained_kinds(kinds: Int8) -> Bool:
+    """True where a token of this kind may be trained by any loss, for kinds [L] int8.
+
+    Example:
+        >>> trained_kinds(np.array([0, 1, 2, 3], np.int8)).tolist()
+        [True, False, False, True]
+    """
+    return (kinds == _SAMPLED) | (kinds == _DEMONSTRATION)
+
+
 class FinishReason(StrEnum):
     """Why the engine stopped one completion."""
 
@@ -473,18 +487,18 @@ class TokenSequence:
         _check_vector("TokenSequence.kinds", self.kinds, np.int8, length)
         _check_vector("TokenSequence.sampler_logprobs", self.sampler_logprobs, np.float32, length)
         _check_vector("TokenSequence.policy_versions", self.policy_versions, np.int32, length)
-        if np.any(self.policy_versions[self.loss_mask] < 0):
+        if np.logical_and(self.loss_mask, self.policy_versions < 0).any():
             raise ValueError("TokenSequence has a sampled token without a policy version")
 
     @property
     def loss_mask(self) -> Bool:
         """What the policy sampled."""
-        return self.kinds == TokenKind.SAMPLED
+        return self.kinds == _SAMPLED
 
     @property
     def trained_mask(self) -> Bool:
         """What any loss may train: sampled and demonstrated tokens."""
-        return (self.kinds == TokenKind.SAMPLED) | (self.kinds == TokenKind.DEMONSTRATION)
+        return trained_kinds(self.kinds)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -532,7 +546,7 @@ class Trajectory:
 
     @property
     def num_sampled_tokens(self) -> int:
-        return int(sum(s.loss_mask.sum() for s in self.sequences))
+        return sum(int(np.count_nonzero(s.loss_mask)) for s in self.sequences)
 
     @property
     def truncated(self) -> bool:
@@ -553,8 +567,8 @@ class Trajectory:
     @property
     def min_policy_version(self) -> int:
         """The oldest policy that sampled a token of it; -1 when nothing was sampled."""
-        versions = [s.policy_versions[s.loss_mask] for s in self.sequences if s.loss_mask.any()]
-        return int(min((v.min() for v in versions), default=-1))
+        versions = [s.policy_versions[s.loss_mask] for s in self.sequences]
+        return min((int(v.min()) for v in versions if len(v)), default=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -666,7 +680,7 @@ class TrainSample:
 
     @property
     def num_loss_tokens(self) -> int:
-        return int(self.loss_mask.sum())
+        return int(np.count_nonzero(self.loss_mask))
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -730,7 +744,8 @@ class Microbatch:
     sampler_logprobs [N] float32, policy_versions and turn_index [N] int64, sample_index [N] int64
     (which sample it belongs to). owners: draw and number of the trajectory of each sample;
     cut: whether a limit ended it there.
-    streams: what each loss reads.
+    streams: what each loss reads. num_repeated_rows: rows that an earlier micro-batch of the same
+    pass computes too.
 
     Example:
         >>> rows = np.array([0, 1])
@@ -754,6 +769,7 @@ class Microbatch:
     owners: tuple[tuple[int, int], ...]
     streams: Mapping[str, Stream]
     cut: tuple[bool, ...] = ()
+    num_repeated_rows: int = 0
 
     def __post_init__(self) -> None:
         _check_vector("Microbatch.position_ids", self.position_ids, np.int64, self.num_rows)
@@ -831,7 +847,7 @@ class StepOutcome:
 def _check_vector(name: str, array: Any, dtype: Any, length: int) -> None:
     if not isinstance(array, np.ndarray) or array.ndim != 1:
         raise ValueError(f"{name} must be a 1-D numpy array, got {type(array).__name__}")
-    if array.dtype != dtype:
+    if array.dtype.type is not dtype or not array.dtype.isnative:
         raise ValueError(f"{name} has dtype {array.dtype}, need {np.dtype(dtype)}")
     if len(array) != length:
         raise ValueError(f"{name} has {len(array)} entries, need {length}")

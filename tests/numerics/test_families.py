@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from transformers import AutoModelForCausalLM
 from posttrain.data.packing import pack
 from posttrain.data.prefix_tree import build_prefix_tree
 from posttrain.errors import ModelError
+from posttrain.sampling import embedded
+from posttrain.sampling.embedded import EmbeddedSampler
 from posttrain.training.forward import score_tokens
 from posttrain.training.policy import load_policy
 from posttrain.types import SamplingParams
@@ -171,6 +174,38 @@ def test_cached_decoding_and_teacher_forcing_give_the_same_log_probs(
         )
         spread = scores.policy_logprobs_N.max() - scores.policy_logprobs_N.min()
         assert spread > 0.3, "a flat distribution would make the test easy"
+
+
+def test_in_bf16_a_crowded_engine_gives_the_learners_log_probs_bit_for_bit(
+    folder: Path,
+    read_policy: Callable[..., Any],
+    make: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prompts computed in pieces, read from the cache, and computed again after a preemption."""
+    policy = read_policy(folder, "bfloat16")
+    monkeypatch.setattr(embedded, "PREFILL_ROWS", 24)
+    rng = np.random.default_rng(2)
+    trunk = rng.integers(3, policy.vocab_size, 66).astype(np.int32)
+    prompts = [trunk[n % 5 :][:n] for n in (1, 33, 33, 40, 58, 61)]
+    params = SamplingParams(12, temperature=0.7, ignore_eos=True)
+    sampler = EmbeddedSampler(policy, max_batch=4, kv_tokens=112)
+
+    async def twice() -> list[Any]:
+        done = []
+        for _ in range(2):
+            calls = [sampler.generate(p, params, seed) for seed, p in enumerate(prompts)]
+            done += await asyncio.gather(*calls)
+        return done
+
+    completions = asyncio.run(twice())
+    stats = sampler.stats()
+    assert stats["sampler/preemptions"] > 0 and stats["sampler/cached_tokens"] > 0
+    samples = [make.sample(p, c) for p, c in zip(prompts * 2, completions, strict=True)]
+    for micro in pack(samples, 150):
+        with torch.no_grad():
+            found = score_tokens(policy, micro, 0.7).policy_logprobs_N
+        assert found.tolist() == micro.sampler_logprobs.tolist()
 
 
 @pytest.mark.parametrize("name", list(REFUSED))

@@ -134,6 +134,8 @@ def test_the_tempered_log_prob_is_that_of_divided_logits(make: SimpleNamespace) 
     """a08: logits [2, 0], token 0, T = 0.5 give -0.01815, not the untempered -0.12693."""
 
     class TwoLogits:
+        kernel_logits = False
+
         @staticmethod
         def tree_hidden(micro: Any) -> torch.Tensor:
             return torch.tensor([[2.0, 0.0]]).repeat(micro.num_rows, 1)

@@ -6,10 +6,10 @@ from typing import Any
 
 # A part imports itself and the layers above it in this list.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("types", "errors", "randomness", "names"),
+    ("types", "errors", "randomness", "names", "memory"),
     ("protocols", "targets"),
     ("config",),
-    ("algo", "journal", "telemetry", "recipe_files"),
+    ("algo", "journal", "telemetry", "recipe_files", "kernels"),
     ("data", "sandbox"),
     ("rewards",),
     ("envs",),

@@ -17,7 +17,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from posttrain import doctor
+from posttrain import doctor, memory
 from posttrain.doctor import Check, Report, collect, require_supported_versions, version_checks
 from posttrain.errors import MissingDependencyError
 
@@ -188,10 +188,10 @@ def test_a_speed_is_measured_not_assumed() -> None:
 
 
 def test_a_cgroup_limit_below_the_machine_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_cgroup_limits", lambda: iter([2 * GIB]))
+    monkeypatch.setattr(memory, "_group_limits", lambda: iter([2 * GIB]))
     check = doctor._memory()
     assert check.status == "warn" and "2.0 GiB (cgroup limit)" in check.detail
-    monkeypatch.setattr(doctor, "_cgroup_limits", lambda: iter([1 << 62]))
+    monkeypatch.setattr(memory, "_group_limits", lambda: iter([1 << 62]))
     assert "cgroup" not in doctor._memory().detail
 
 

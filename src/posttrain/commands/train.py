@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,53 @@ from posttrain.commands.report import print_report
 from posttrain.config import Recipe
 from posttrain.errors import ConfigError
 from posttrain.recipe_files import load_recipe
+from posttrain.telemetry.profile import Profile, ProfiledObserver
+
+PROFILED_STEPS = 3
+"""Steps that --profile records: the first warms up, the others are as all that follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions:
+    """What `--profile` and its companions say."""
+
+    wanted: bool = False
+    num_steps: int | None = None
+    operators: bool = False
+
+    def check(self) -> None:
+        """Raise ConfigError for a companion without --profile, and for less than one step."""
+        for option, given in (
+            ("--profile-steps", self.num_steps is not None),
+            ("--profile-ops", self.operators),
+        ):
+            if given and not self.wanted:
+                raise ConfigError(f"{option} says what --profile records: add --profile")
+        if self.num_steps is not None and self.num_steps < 1:
+            raise ConfigError(f"--profile-steps is {self.num_steps}; record at least 1 step")
+
+    def of(self, run_dir: Path) -> Profile | None:
+        """The profile of a run that is about to begin; None when none is wanted."""
+        if not self.wanted:
+            return None
+        operators = None
+        if self.operators:
+            from posttrain.telemetry.operators import TorchOperators
+
+            operators = TorchOperators
+        return Profile(run_dir, self.num_steps or PROFILED_STEPS, operators)
 
 
 def train_command(
-    name: str, overrides: list[str], run_dir: Path | None, resume: bool, as_json: bool
+    name: str,
+    overrides: list[str],
+    run_dir: Path | None,
+    resume: bool,
+    as_json: bool,
+    profile: ProfileOptions,
 ) -> None:
     """Resolve, run, report. Raises KeyboardInterrupt when it was interrupted, however that came."""
+    profile.check()
     recipe, base_dir = load_recipe(name, overrides)
     if run_dir is None and resume:
         raise ConfigError("--resume needs the run to go on with: add --run-dir DIR")
@@ -30,22 +72,35 @@ def train_command(
         run_dir = Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
     run_dir = run_dir.absolute()
     try:
-        _train(recipe, base_dir, run_dir, resume, as_json)
+        _train(recipe, base_dir, run_dir, resume, as_json, profile)
     except (KeyboardInterrupt, asyncio.CancelledError) as stop:
         print(f"interrupted: {_what_is_left(run_dir)}", file=sys.stderr)
         raise KeyboardInterrupt from stop
 
 
-def _train(recipe: Recipe, base_dir: Path, run_dir: Path, resume: bool, as_json: bool) -> None:
+def _train(
+    recipe: Recipe,
+    base_dir: Path,
+    run_dir: Path,
+    resume: bool,
+    as_json: bool,
+    options: ProfileOptions,
+) -> None:
     from posttrain.doctor import require_supported_versions
 
     require_supported_versions()
     from posttrain.run import train
     from posttrain.stages import prepare
 
+    profile = options.of(run_dir)
+
     async def run() -> dict[str, Any]:
         await prepare(recipe, observer)
-        return await train(recipe, base_dir, run_dir, resume=resume, observer=observer)
+        if profile is None:
+            return await train(recipe, base_dir, run_dir, resume=resume, observer=observer)
+        with profile:
+            watched = ProfiledObserver(observer, profile)
+            return await train(recipe, base_dir, run_dir, resume=resume, observer=watched)
 
     with observer_for(as_json, recipe.num_steps) as observer:
         observer.message(f"run directory: {run_dir}")
@@ -55,6 +110,12 @@ def _train(recipe: Recipe, base_dir: Path, run_dir: Path, resume: bool, as_json:
         observer.summary(summary)
     else:
         print_report(run_dir, summary)
+    if profile is not None and profile.written:
+        observer.message(_how_to_open(profile))
+
+
+def _how_to_open(profile: Profile) -> str:
+    return f"profile: {profile.path}; open it in https://ui.perfetto.dev or chrome://tracing"
 
 
 def _what_is_left(run_dir: Path) -> str:

@@ -94,6 +94,11 @@ class SamplerConfig(SamplingConfig):
 
     type: Literal["embedded"] = "embedded"
     max_batch: Positive = Field(default=64, description="Most sequences that decode together.")
+    kv_tokens: Positive | None = Field(
+        default=None,
+        description="Tokens whose keys and values are held; what does not fit waits. Default: "
+        "max_batch whole contexts, or a quarter of the memory if that is less.",
+    )
 
     @model_validator(mode="after")
     def _training_distribution_is_full(self) -> SamplerConfig:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from posttrain.data.permutation import Permutation
 from posttrain.errors import DataError
 from posttrain.protocols import TaskSet
 from posttrain.randomness import derive_seed
 from posttrain.types import Draw, Group, Task
+
+MAX_LOCATED = 1024
+"""Draws whose place is remembered: it is asked for when a task is drawn, and when it is rolled."""
 
 
 class UniformCurriculum:
@@ -32,6 +37,7 @@ class UniformCurriculum:
             raise DataError("the training set holds 0 tasks; nothing can be drawn from it")
         self._tasks = tasks
         self._seed = seed
+        self._locate = lru_cache(MAX_LOCATED)(self._locate_anew)
 
     def draw(self, draw_id: int) -> Draw:
         """The draw of this number, from 0. Raises ValueError for a negative number."""
@@ -53,7 +59,7 @@ class UniformCurriculum:
     def observe(self, group: Group) -> None:
         """Outcomes don't change a uniform order."""
 
-    def _locate(self, draw_id: int) -> tuple[int, int]:
+    def _locate_anew(self, draw_id: int) -> tuple[int, int]:
         if draw_id < 0:
             raise ValueError(f"draw_id is {draw_id}; draws count from 0")
         size = len(self._tasks)

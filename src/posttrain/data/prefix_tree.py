@@ -39,19 +39,33 @@ class PrefixTree:
         return len(self.token_ids)
 
 
+@dataclass(slots=True)
+class _Run:
+    """Contiguous rows that one sequence brought: their tokens, from row `start` on. Sequences that
+    leave it in the middle are found by the row they leave at, so it is never split."""
+
+    start: int
+    token_ids: NDArray[np.int64]
+
+
 class GrowingTree:
-    """A prefix tree under construction, which can say what a sequence would add."""
+    """A prefix tree under construction, which can say what a sequence would add.
+
+    Looking a sequence up compares whole runs of tokens; its cost in Python is the number of
+    branches on its way, not its length.
+    """
 
     def __init__(self) -> None:
-        self._children: dict[tuple[int, int], int] = {}
-        self._token_ids: list[int] = []
-        self._positions: list[int] = []
+        self._branches: dict[tuple[int, int], _Run] = {}  # (row before, first token) -> run
+        self._num_rows = 0
+        self._runs: list[_Run] = []
+        self._positions: list[NDArray[np.int64]] = []
         self._paths: list[NDArray[np.int64]] = []
         self._first_owned: list[int] = []
 
     @property
     def num_rows(self) -> int:
-        return len(self._token_ids)
+        return self._num_rows
 
     @property
     def num_sequences(self) -> int:
@@ -59,42 +73,54 @@ class GrowingTree:
 
     def new_rows(self, token_ids: NDArray[np.integer]) -> int:
         """Rows that adding the sequence would create."""
-        return len(token_ids) - len(self._shared(token_ids.tolist()))
+        shared = self._shared(np.asarray(token_ids, np.int64))
+        return len(token_ids) - sum(stop - start for start, stop in shared)
 
     def add(self, token_ids: NDArray[np.integer]) -> None:
         """Lay out one sequence [L]."""
-        ids = token_ids.tolist()
-        path = self._shared(ids)
-        self._first_owned.append(len(path))
-        parent = path[-1] if path else -1
-        for depth in range(len(path), len(ids)):
-            row = len(self._token_ids)
-            self._children[parent, ids[depth]] = row
-            self._token_ids.append(ids[depth])
-            self._positions.append(depth)
-            path.append(row)
-            parent = row
-        self._paths.append(np.asarray(path, np.int64))
+        ids = np.asarray(token_ids, np.int64)
+        shared = self._shared(ids)
+        path = np.empty(len(ids), np.int64)
+        depth = 0
+        for start, stop in shared:
+            path[depth : depth + stop - start] = np.arange(start, stop)
+            depth += stop - start
+        if depth < len(ids):
+            run = _Run(self._num_rows, ids[depth:])
+            before = shared[-1][1] - 1 if shared else -1
+            self._branches[before, int(ids[depth])] = run
+            self._runs.append(run)
+            self._positions.append(np.arange(depth, len(ids)))
+            self._num_rows += len(ids) - depth
+            path[depth:] = np.arange(run.start, self._num_rows)
+        self._paths.append(path)
+        self._first_owned.append(depth)
 
     def freeze(self) -> PrefixTree:
+        nothing = np.empty(0, np.int64)
         return PrefixTree(
-            np.asarray(self._token_ids, np.int64),
-            np.asarray(self._positions, np.int64),
+            np.concatenate([nothing, *(run.token_ids for run in self._runs)]),
+            np.concatenate([nothing, *self._positions]),
             tuple(self._paths),
             tuple(self._first_owned),
         )
 
-    def _shared(self, ids: Sequence[int]) -> list[int]:
-        """Rows of the longest prefix that is already there."""
-        path: list[int] = []
-        row = -1
-        for token in ids:
-            child = self._children.get((row, token))
-            if child is None:
+    def _shared(self, ids: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Rows of the longest prefix that is already there, as ranges [start, stop)."""
+        found: list[tuple[int, int]] = []
+        row, depth = -1, 0
+        while depth < len(ids):
+            run = self._branches.get((row, int(ids[depth])))
+            if run is None:
                 break
-            path.append(child)
-            row = child
-        return path
+            count = min(len(run.token_ids), len(ids) - depth)
+            differs = run.token_ids[:count] != ids[depth : depth + count]
+            first = int(differs.argmax())
+            if differs[first]:
+                count = first
+            found.append((run.start, run.start + count))
+            row, depth = run.start + count - 1, depth + count
+        return found
 
 
 def build_prefix_tree(sequences: Sequence[NDArray[np.integer]]) -> PrefixTree:

@@ -52,6 +52,7 @@ _HEAD_LENGTH = struct.Struct("<I")
 _INT32 = np.dtype("<i4")
 _FLOAT32 = np.dtype("<f4")
 _INT8 = np.dtype("i1")
+_HEAD = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def encode_group(group: Group) -> bytes:
@@ -65,7 +66,7 @@ def encode_group(group: Group) -> bytes:
         "trajectories": [_encode_trajectory(t, integers, floats, kinds) for t in group],
     }
     try:
-        text = json.dumps(head, ensure_ascii=False, separators=(",", ":"))
+        text = _HEAD.encode(head)
     except (TypeError, ValueError) as cause:
         raise JournalError(
             f"group of draw {group.draw.draw_id} cannot be recorded: {cause}; "
@@ -73,11 +74,12 @@ def encode_group(group: Group) -> bytes:
         ) from cause
     head_bytes = text.encode("utf-8", "surrogatepass")
     head_bytes += b" " * (-len(head_bytes) % 4)
-    parts = [_HEAD_LENGTH.pack(len(head_bytes)), head_bytes]
-    parts += [a.astype(_INT32, copy=False).tobytes() for a in integers]
-    parts += [a.astype(_FLOAT32, copy=False).tobytes() for a in floats]
-    parts += [a.tobytes() for a in kinds]
-    return b"".join(parts)
+    blocks = [
+        np.concatenate(arrays).astype(dtype, copy=False).data
+        for arrays, dtype in ((integers, _INT32), (floats, _FLOAT32), (kinds, _INT8))
+        if arrays
+    ]
+    return b"".join([_HEAD_LENGTH.pack(len(head_bytes)), head_bytes, *blocks])
 
 
 def decode_group(payload: bytes) -> Group:

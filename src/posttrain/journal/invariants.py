@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -34,11 +35,14 @@ def check_open(connection: sqlite3.Connection, path: Path, draw_id: int, purpose
 
 def check_group_is_new(connection: sqlite3.Connection, path: Path, draw: Draw) -> None:
     """Raise JournalError unless the draw is open, as recorded, and has no group."""
-    check_open(connection, path, draw.draw_id, "get a group")
     row = connection.execute(
-        f"SELECT task_id, epoch, seed, environment, {_HAS_GROUP} FROM draws WHERE draw_id = ?",
+        f"SELECT task_id, epoch, seed, environment, {_HAS_GROUP} FROM draws "
+        "WHERE draw_id = ? AND status = 'open'",
         (int(draw.draw_id),),
     ).fetchone()
+    if row is None:
+        check_open(connection, path, draw.draw_id, "get a group")
+    assert row is not None, "what is not open was refused"
     if row[4]:
         raise JournalError(
             f"{path}: the group of draw {draw.draw_id} is recorded already; read it with group()"
@@ -92,16 +96,28 @@ def consumed_rows(
 
     Raises JournalError when a draw is not open, or is to be trained and has no group.
     """
+    draw_ids = [int(draw_id) for draw_id in batch.draw_ids]
+    has_group = dict(
+        connection.execute(
+            f"SELECT draw_id, {_HAS_GROUP} FROM draws WHERE status = 'open' "
+            "AND draw_id IN (SELECT value FROM json_each(?))",
+            (json.dumps(draw_ids),),
+        )
+    )
     rows = []
-    for position, draw_id in enumerate(map(int, batch.draw_ids)):
+    for position, draw_id in enumerate(draw_ids):
         reason = batch.dropped.get(draw_id)
-        if reason is None:
-            purpose = f"be trained at step {batch.step}"
+        purpose = f"be {'trained' if reason is None else 'dropped'} at step {batch.step}"
+        if draw_id not in has_group:
             check_open(connection, path, draw_id, purpose)
-            _check_has_group(connection, path, draw_id, purpose)
+        if reason is None:
+            if not has_group[draw_id]:
+                raise JournalError(
+                    f"{path}: draw {draw_id} has no recorded group and cannot {purpose}; "
+                    "call record_group first"
+                )
             rows.append((DrawStatus.TRAINED.value, int(batch.step), position, None, draw_id))
         else:
-            check_open(connection, path, draw_id, f"be dropped at step {batch.step}")
             reason = reason_text(f"draw {draw_id}", reason)
             rows.append((DrawStatus.DROPPED.value, int(batch.step), position, reason, draw_id))
     return rows
@@ -159,14 +175,3 @@ def reason_text(what: str, value: str) -> str:
     if not value:
         raise JournalError(f"{what}: the reason is empty; say why, the ledger counts by it")
     return value.encode("utf-8", "backslashreplace").decode()
-
-
-def _check_has_group(
-    connection: sqlite3.Connection, path: Path, draw_id: int, purpose: str
-) -> None:
-    found = connection.execute("SELECT 1 FROM groups WHERE draw_id = ?", (draw_id,)).fetchone()
-    if found is None:
-        raise JournalError(
-            f"{path}: draw {draw_id} has no recorded group and cannot {purpose}; "
-            "call record_group first"
-        )

@@ -96,6 +96,7 @@ class Journal(JournalReader):
         self._lock = lock
         self._segments = segments
         self._refusal: str | None = None
+        self._durable: bool | None = None
 
     @classmethod
     def create(
@@ -209,16 +210,17 @@ class Journal(JournalReader):
         if row[0] < 0:
             raise JournalError(f"{what} is negative; draws count from 0")
         with self._transaction(f"record {what}") as connection:
-            if connection.execute("SELECT 1 FROM draws WHERE draw_id = ?", row[:1]).fetchone():
+            try:
+                connection.execute(
+                    "INSERT INTO draws (draw_id, task_id, epoch, seed, environment) "
+                    "VALUES (?, ?, ?, ?, ?)",
+                    row,
+                )
+            except sqlite3.IntegrityError as cause:
                 raise JournalError(
                     f"{self.path}: {what} is recorded already; "
                     f"the next free draw id is {self.next_draw_id()}"
-                )
-            connection.execute(
-                "INSERT INTO draws (draw_id, task_id, epoch, seed, environment) "
-                "VALUES (?, ?, ?, ?, ?)",
-                row,
-            )
+                ) from cause
 
     def record_group(self, group: Group) -> None:
         """All trajectories of an open draw are finished and judged. Once for each draw."""
@@ -373,7 +375,10 @@ class Journal(JournalReader):
         committing = False
         try:
             with storage_errors(self.path, action):
-                set_durable(connection, barrier)
+                if barrier is not self._durable:
+                    self._durable = None  # unknown while it changes
+                    set_durable(connection, barrier)
+                    self._durable = barrier
                 connection.execute("BEGIN IMMEDIATE")
                 yield connection
                 committing = True

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from posttrain.errors import EngineError
 from posttrain.protocols import Env, EnvSpec, Reward, Sampler
 from posttrain.randomness import derive_seed
+from posttrain.rollout.deadline import Budget, OutOfTimeError, within
 from posttrain.rollout.recorder import Recorder, Renderer
+from posttrain.telemetry.spans import lane, span
 from posttrain.types import (
     Draw,
     FinishReason,
@@ -40,7 +41,6 @@ may have passed by then."""
 
 
 logger = logging.getLogger("posttrain")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,11 @@ class EpisodeRunner:
         """
         attempt = 1
         while True:
-            result = await self._attempt(task, draw, sample_index, params, attempt)
+            with (
+                lane("episode"),
+                span("episode", draw=draw.draw_id, sample=sample_index, attempt=attempt),
+            ):
+                result = await self._attempt(task, draw, sample_index, params, attempt)
             verdict = result.verdict
             again = isinstance(verdict, Invalid) and verdict.retryable
             if not again or attempt >= self._limits.max_attempts:
@@ -165,7 +169,7 @@ class EpisodeRunner:
             stop, verdict = await self._play(task, seed, recorder, params)
         except EngineError as error:
             verdict = Invalid(InvalidKind.ENGINE_ERROR, str(error))
-        except _OutOfTimeError:
+        except OutOfTimeError:
             stop = StopReason.TIMEOUT
             verdict = Invalid(
                 InvalidKind.ENV_TIMEOUT,
@@ -193,10 +197,11 @@ class EpisodeRunner:
         self, task: Task, seed: int, recorder: Recorder, params: SamplingParams
     ) -> tuple[StopReason, Verdict]:
         env = self._spec.make(task)
-        budget = _Budget(self._limits.timeout_s)
+        budget = Budget(self._limits.timeout_s)
         standing: Verdict | None = None
         try:
-            observation = await budget.spend(env.reset(derive_seed(seed, "env")))
+            with span("environment: reset"):
+                observation = await budget.spend(env.reset(derive_seed(seed, "env")))
             prompt = recorder.begin(observation, self._limits.cut_prompt_to)
             if len(prompt) > self._limits.max_prompt:
                 return StopReason.FAILED, Invalid(
@@ -210,13 +215,15 @@ class EpisodeRunner:
                     if len(prompt) >= self._limits.max_context:
                         return StopReason.CONTEXT, await self._judge(task, recorder, standing)
                 turn_seed = derive_seed(seed, "turn", turn_index)
-                completion = await self._sampler.generate(prompt, params, turn_seed)
+                with span("generation", turn=turn_index, prompt_tokens=len(prompt)):
+                    completion = await self._sampler.generate(prompt, params, turn_seed)
                 turn = recorder.sampled(completion)
                 if completion.finish_reason is FinishReason.ABORT:
                     return StopReason.ABORTED, Invalid(
                         InvalidKind.ABORTED, "the request was aborted", retryable=True
                     )
-                outcome = await budget.spend(env.step(turn))
+                with span("environment: step", turn=turn_index, tokens=len(completion)):
+                    outcome = await budget.spend(env.step(turn))
                 standing = outcome.verdict or standing
                 recorder.rewarded(outcome.reward)
                 stop = _STOPS.get(completion.finish_reason)
@@ -234,8 +241,7 @@ class EpisodeRunner:
     async def _close(self, env: Env, task: Task) -> None:
         """What an environment does at its end no longer changes the verdict."""
         try:
-            async with asyncio.timeout(min(MAX_CLOSE_S, self._limits.timeout_s)):
-                await env.close()
+            await within(min(MAX_CLOSE_S, self._limits.timeout_s), env.close())
         except Exception as error:  # boundary: recorded in the run's log
             logger.warning("task %s: closing its environment failed: %r", task.task_id, error)
 
@@ -250,9 +256,11 @@ class EpisodeRunner:
                 "verdict with each StepOutcome that a limit may make the last",
             )
         try:
-            async with asyncio.timeout(self._limits.timeout_s):
-                verdict = await self._reward.score(task, recorder.turns)
-        except TimeoutError:
+            with span("grading"):
+                verdict = await within(
+                    self._limits.timeout_s, self._reward.score(task, recorder.turns)
+                )
+        except (OutOfTimeError, TimeoutError):
             return Invalid(
                 InvalidKind.REWARD_TIMEOUT,
                 f"the reward gave no verdict in {self._limits.timeout_s:g} s",
@@ -263,29 +271,3 @@ class EpisodeRunner:
         if not isinstance(verdict, Scored | Invalid):
             return Invalid(InvalidKind.REWARD_VALUE, f"the reward gave {verdict!r}, no verdict")
         return verdict
-
-
-class _OutOfTimeError(Exception):
-    """The environment used up its seconds."""
-
-
-class _Budget:
-    """Seconds that an episode's environment may take. Waiting for the engine, which all episodes
-    share, and for graders, which have limits of their own, does not count."""
-
-    def __init__(self, seconds: float) -> None:
-        self._left = seconds
-
-    async def spend(self, action: Awaitable[T]) -> T:
-        """Raises _OutOfTimeError at the limit; an environment's own TimeoutError passes through."""
-        clock = asyncio.timeout(max(self._left, 0.0))
-        started = asyncio.get_running_loop().time()
-        try:
-            async with clock:
-                return await action
-        except TimeoutError:
-            if clock.expired():
-                raise _OutOfTimeError from None
-            raise
-        finally:
-            self._left -= asyncio.get_running_loop().time() - started

@@ -21,7 +21,11 @@ from typing import NoReturn
 from posttrain.errors import EngineError
 from posttrain.protocols import Curriculum, DrawJournal
 from posttrain.rollout.episode import EpisodeRunner
+from posttrain.telemetry.spans import span
 from posttrain.types import Draw, Group, SamplingParams
+
+JOURNAL = "journal"
+"""The track of what is recorded while rollouts go on."""
 
 
 class RolloutProducer:
@@ -109,7 +113,8 @@ class RolloutProducer:
         while self._next_draw_id - self._num_lost < steps_ahead * self._groups_per_step:
             draw = self._curriculum.draw(self._next_draw_id)
             self._next_draw_id += 1
-            self._journal.record_draw(draw)
+            with span("draw", JOURNAL, draw=draw.draw_id):
+                self._journal.record_draw(draw)
             self._submitted_at[draw.draw_id] = policy_version
             self._pending[draw.draw_id] = asyncio.create_task(self._roll(draw, None))
 
@@ -138,6 +143,7 @@ class RolloutProducer:
             group = await self._runner.group(task, draw, self._group_size, self._params, extras)
         finally:
             self.num_in_flight -= 1
-        self._journal.record_group(group)
+        with span("group", JOURNAL, draw=draw.draw_id):
+            self._journal.record_group(group)
         self._curriculum.observe(group)
         return group

@@ -10,7 +10,7 @@ observation, so every sampled token still trains exactly once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from posttrain.errors import ModelError
 from posttrain.types import (
     Completion,
     FinishReason,
+    Float32,
+    Int8,
     Int32,
     Message,
     Observation,
@@ -30,37 +32,46 @@ from posttrain.types import (
 MAX_OPENINGS = 1024
 """Opening prompts that are remembered; a step's groups, and much more."""
 
+_SAMPLED = int(TokenKind.SAMPLED)
 _MARK = "\u2045posttrain-turn-{}\u2046"
 """Stands for an assistant's text while the template is asked what it writes around it."""
 
 
-@dataclass
-class _Growing:
-    """A sequence under construction."""
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some tokens of a sequence: token_ids [L] int32, kinds [L] int8, logprobs [L] float32,
+    versions [L] int32."""
 
-    token_ids: list[int] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    token_ids: Int32
+    kinds: Int8
+    logprobs: Float32
+    versions: Int32
 
-    def add(self, ids: Sequence[int], kinds: Sequence[int]) -> None:
-        self.token_ids.extend(ids)
-        self.kinds.extend(kinds)
-        self.logprobs.extend([0.0] * len(ids))
-        self.versions.extend([-1] * len(ids))
+    @classmethod
+    def shown(cls, ids: Sequence[int], kinds: Sequence[int]) -> _Piece:
+        """Tokens that were not sampled."""
+        count = len(ids)
+        return cls(
+            np.asarray(ids, np.int32),
+            np.asarray(kinds, np.int8),
+            np.zeros(count, np.float32),
+            np.full(count, -1, np.int32),
+        )
 
-    def keep_last(self, count: int) -> None:
-        for values in (self.token_ids, self.kinds, self.logprobs, self.versions):
-            del values[:-count]
+    @classmethod
+    def sampled(cls, completion: Completion) -> _Piece:
+        ids = completion.token_ids
+        kinds = np.full(len(ids), _SAMPLED, np.int8)
+        return cls(ids, kinds, completion.sampler_logprobs, completion.policy_versions)
 
-    def add_sampled(self, completion: Completion) -> None:
-        self.token_ids.extend(completion.token_ids.tolist())
-        self.kinds.extend([TokenKind.SAMPLED] * len(completion))
-        self.logprobs.extend(completion.sampler_logprobs.tolist())
-        self.versions.extend(completion.policy_versions.tolist())
-
-    def freeze(self) -> TokenSequence:
-        return TokenSequence.build(self.token_ids, self.kinds, self.logprobs, self.versions)
+    def last(self, count: int) -> _Piece:
+        """Its last `count` tokens."""
+        return _Piece(
+            self.token_ids[-count:],
+            self.kinds[-count:],
+            self.logprobs[-count:],
+            self.versions[-count:],
+        )
 
 
 class Renderer:
@@ -79,7 +90,7 @@ class Renderer:
             )
         self._tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
-        self._openings: dict[tuple[Message, ...], tuple[list[int], list[int]]] = {}
+        self._openings: dict[tuple[Message, ...], _Piece] = {}
 
     def text(self, messages: Sequence[dict[str, str]], generation_prompt: bool) -> str:
         """The template's text."""
@@ -103,12 +114,17 @@ class Renderer:
         return list(encoded["input_ids"]), [int(k) for k in kinds]
 
     def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        """Prompt ids and kinds of an opening conversation; siblings ask for the same one."""
+        """Prompt ids and kinds of an opening conversation."""
+        piece = self.opening_piece(messages)
+        return piece.token_ids.tolist(), piece.kinds.tolist()
+
+    def opening_piece(self, messages: Sequence[Message]) -> _Piece:
+        """The same as arrays that all siblings share; read them only."""
         key = tuple(messages)
         if key not in self._openings:
             if len(self._openings) >= MAX_OPENINGS:
                 self._openings.clear()
-            self._openings[key] = self.render(_dicts(messages))
+            self._openings[key] = _Piece.shown(*self.render(_dicts(messages)))
         return self._openings[key]
 
     def render(self, history: Sequence[dict[str, str]]) -> tuple[list[int], list[int]]:
@@ -156,7 +172,7 @@ class Renderer:
 
     def prompt_ids(self, messages: Sequence[Message]) -> Int32:
         """Prompt ids [P] int32 of an opening conversation."""
-        return np.asarray(self.opening(messages)[0], np.int32)
+        return self.opening_piece(messages).token_ids.copy()
 
 
 class Recorder:
@@ -165,7 +181,8 @@ class Recorder:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._history: list[dict[str, str]] = []
-        self._sequences: list[_Growing] = []
+        self._sequences: list[list[_Piece]] = []
+        self._prompt = np.empty(0, np.int32)
         self._turns: list[Turn] = []
         self._shown: Observation | None = None
         self.num_forks = 0
@@ -178,15 +195,14 @@ class Recorder:
         """The first prompt [P] int32; its oldest tokens are cut where it exceeds `max_prompt`."""
         self._shown = observation
         self._history = _dicts(observation.messages)
-        self._start_sequence(self._renderer.opening(observation.messages))
-        if max_prompt is not None:
-            self._sequences[-1].keep_last(max_prompt)
-        return self._prompt()
+        piece = self._renderer.opening_piece(observation.messages)
+        self._sequences.append([piece if max_prompt is None else piece.last(max_prompt)])
+        return self._next_prompt()
 
     def sampled(self, completion: Completion) -> Turn:
         """Record what the policy answered to the last prompt."""
-        turn = Turn(self._prompt(), completion, self._shown)
-        self._sequences[-1].add_sampled(completion)
+        turn = Turn(self._prompt, completion, self._shown)
+        self._sequences[-1].append(_Piece.sampled(completion))
         self._history.append({"role": "assistant", "content": completion.text})
         self._turns.append(turn)
         return turn
@@ -204,29 +220,24 @@ class Recorder:
         self._history.extend(new)
         if glue is None:
             self.num_forks += 1
-            self._start_sequence(self._renderer.render(self._history))
-            return self._prompt()
+            self._sequences.append([_Piece.shown(*self._renderer.render(self._history))])
+            return self._next_prompt()
         text, scaffold_from = glue
         ids, kinds = self._renderer.encode_with_kinds(text, scaffold_from)
         completion = self._turns[-1].completion
         ended = completion.finish_reason is FinishReason.EOS
         if ended and ids and ids[0] == int(completion.token_ids[-1]):
             ids, kinds = ids[1:], kinds[1:]  # the sampled end of turn is the template's
-        self._sequences[-1].add(ids, kinds)
-        return self._prompt()
+        self._sequences[-1].append(_Piece.shown(ids, kinds))
+        return self._next_prompt()
 
     def sequences(self) -> tuple[TokenSequence, ...]:
         """All sequences that hold a sampled token."""
-        frozen = (s.freeze() for s in self._sequences)
-        return tuple(s for s in frozen if s.loss_mask.any())
+        return tuple(_joined(pieces) for pieces in self._sequences if _any_sampled(pieces))
 
-    def _prompt(self) -> Int32:
-        return np.asarray(self._sequences[-1].token_ids, np.int32)
-
-    def _start_sequence(self, rendered: tuple[list[int], list[int]]) -> None:
-        growing = _Growing()
-        growing.add(*rendered)
-        self._sequences.append(growing)
+    def _next_prompt(self) -> Int32:
+        self._prompt = np.concatenate([piece.token_ids for piece in self._sequences[-1]])
+        return self._prompt
 
     def _glue(self, new: list[dict[str, str]]) -> tuple[str, int] | None:
         """What the template writes after the last assistant turn, or None if it rewrites history.
@@ -248,6 +259,19 @@ class Recorder:
         suffix = after[len(before) + len(last) :]
         body = _common_length(after, self._renderer.text([*marked, *new], False))
         return suffix, body - len(before) - len(last)
+
+
+def _joined(pieces: Sequence[_Piece]) -> TokenSequence:
+    return TokenSequence(
+        np.concatenate([piece.token_ids for piece in pieces]),
+        np.concatenate([piece.kinds for piece in pieces]),
+        np.concatenate([piece.logprobs for piece in pieces]),
+        np.concatenate([piece.versions for piece in pieces]),
+    )
+
+
+def _any_sampled(pieces: Sequence[_Piece]) -> bool:
+    return any(len(p.kinds) > 0 and p.kinds[-1] == _SAMPLED for p in pieces)
 
 
 def _with_marks(

@@ -12,6 +12,7 @@ import torch
 
 from posttrain.algo.logprobs import log_normaliser
 from posttrain.errors import EngineError
+from posttrain.kernels.logits import sample
 from posttrain.types import SamplingParams
 
 BLOCK = 256
@@ -22,11 +23,13 @@ def choose_tokens(
 ) -> tuple[list[int], list[float]]:
     """Sample one token per row by inverting the cumulative distribution at `uniforms[i]`.
 
-    logits_NV float32. Returns ids and log-probs under the distribution actually sampled: after
-    temperature, then top-k, then top-p, renormalised over what is kept. Greedy decoding
-    (temperature 0) is a certain choice: its log-prob is 0. Raises EngineError for logits that are
-    not numbers: there is no distribution to sample.
+    logits_NV float32, or bf16 for the kernels. Returns ids and log-probs under the distribution
+    actually sampled: after temperature, then top-k, then top-p, renormalised over what is kept.
+    Greedy decoding (temperature 0) is a certain choice: its log-prob is 0. Raises EngineError for
+    logits that are not numbers: there is no distribution to sample.
     """
+    if logits_NV.dtype == torch.bfloat16:
+        return _choose_by_kernel(logits_NV, params, uniforms)
     greedy = torch.tensor([p.temperature == 0 for p in params])
     temperature_N = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float32)
     scaled_NV = logits_NV / temperature_N[:, None]
@@ -35,10 +38,7 @@ def choose_tokens(
             scaled_NV[row] = truncate(scaled_NV[row], p.top_k, p.top_p)
     normaliser_N = log_normaliser(scaled_NV)
     if not torch.isfinite(normaliser_N).all():
-        raise EngineError(
-            "the model's logits hold NaN or infinity, so no token can be sampled; the weights are "
-            "damaged: go back to an earlier checkpoint, or load a sound model"
-        )
+        raise _not_numbers()
     drawn_N = _invert(
         torch.exp(scaled_NV - normaliser_N[:, None]),
         torch.from_numpy(np.asarray(uniforms, dtype=np.float32)),
@@ -47,6 +47,32 @@ def choose_tokens(
     logprobs_N = scaled_NV.gather(1, chosen_N[:, None])[:, 0] - normaliser_N
     logprobs_N = torch.where(greedy, torch.zeros_like(logprobs_N), logprobs_N)
     return chosen_N.tolist(), logprobs_N.tolist()
+
+
+def _choose_by_kernel(
+    logits_NV: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """The kernel draws from whole distributions; rows that are truncated are drawn here."""
+    temperature_N = torch.tensor([p.temperature for p in params], dtype=torch.float32)
+    uniform_N = torch.from_numpy(np.asarray(uniforms, dtype=np.float32))
+    chosen_N, logprobs_N = sample(logits_NV, temperature_N, uniform_N)
+    ids, logprobs = chosen_N.tolist(), logprobs_N.tolist()
+    if min(ids) < 0:
+        raise _not_numbers()
+    cut = [i for i, p in enumerate(params) if p.temperature and (p.top_k or p.top_p < 1)]
+    if cut:
+        wide = logits_NV[cut].float()
+        drawn = choose_tokens(wide, [params[i] for i in cut], [uniforms[i] for i in cut])
+        for i, token, logprob in zip(cut, *drawn, strict=True):
+            ids[i], logprobs[i] = token, logprob
+    return ids, logprobs
+
+
+def _not_numbers() -> EngineError:
+    return EngineError(
+        "the model's logits hold NaN or infinity, so no token can be sampled; the weights are "
+        "damaged: go back to an earlier checkpoint, or load a sound model"
+    )
 
 
 def truncate(logits_V: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:

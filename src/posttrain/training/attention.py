@@ -12,8 +12,9 @@ R = H // K, Q queries, S keys, D head size.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,8 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from posttrain.errors import ModelError
+from posttrain.kernels.attention import Scores, TreeIndex, tree_attention
+from posttrain.kernels.library import MAX_HEAD_SIZE, available
 
 KEY_BLOCK = 64
 SMALL_PRODUCT = 16**3
@@ -32,11 +35,7 @@ EXACT = "posttrain_exact"
 FUSED = "posttrain_sdpa"
 
 
-KVSink = Callable[[int, torch.Tensor, torch.Tensor], None]
-"""Receives layer, keys [T, K, D] and values [T, K, D]."""
-
-
-def _query_bucket(length: int) -> int:
+def query_bucket(length: int) -> int:
     """Queries are padded to a power of two, from 4 on: few shapes, little waste."""
     return max(4, 1 << (length - 1).bit_length())
 
@@ -69,6 +68,15 @@ class Core:
     window: int | None
     softcap: float | None
     fused: bool
+
+    def native(self, tensor: torch.Tensor) -> bool:
+        """Whether the kernels compute this, for tensors of this kind, heads last but one."""
+        return not self.fused and tensor.shape[-1] <= MAX_HEAD_SIZE and available(tensor)
+
+    @property
+    def scores(self) -> Scores:
+        """For the kernels."""
+        return Scores(self.scaling, self.softcap, self.window)
 
     def __call__(
         self,
@@ -112,8 +120,7 @@ class TreeLayout:
     """Sequences as paths through shared rows (`data.prefix_tree`), in the first rows given.
 
     A sequence attends with the queries of the rows it owns to the keys of its whole path. Rows that
-    no path reaches (row padding) get zeros. With `kv_sink` set, the keys and values of every layer
-    are handed to it (prefill).
+    no path reaches (row padding) get zeros.
     """
 
     def __init__(
@@ -121,16 +128,24 @@ class TreeLayout:
         paths: Sequence[np.ndarray],
         first_owned: Sequence[int],
         num_rows: int,
-        kv_sink: KVSink | None = None,
     ) -> None:
-        self._kv_sink = kv_sink
+        self._paths, self._first_owned, self._num_rows = paths, first_owned, num_rows
+
+    @cached_property
+    def _index(self) -> TreeIndex:
+        return TreeIndex(self._paths, self._first_owned)
+
+    @cached_property
+    def _padded(self) -> tuple[list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], torch.Tensor]:
+        """Buckets of padded query rows, key rows and query positions; where a row's output is."""
+        paths, first_owned, num_rows = self._paths, self._first_owned, self._num_rows
+        buckets: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         members: dict[tuple[int, int], list[int]] = defaultdict(list)
         for i, (path, first) in enumerate(zip(paths, first_owned, strict=True)):
             if first < len(path):
-                members[_query_bucket(len(path) - first), bucket_of(len(path))].append(i)
+                members[query_bucket(len(path) - first), bucket_of(len(path))].append(i)
         pad_row = num_rows  # one zero row is appended behind the rows
         restore = np.full(num_rows, -1, np.int64)
-        self._buckets: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         offset = 0
         for (num_queries, num_keys), chosen in sorted(members.items()):
             queries = np.full((len(chosen), num_queries), pad_row, np.int64)
@@ -143,12 +158,12 @@ class TreeLayout:
                 keys[i, : len(path)] = path
                 positions[i, : len(owned)] = np.arange(first, len(path))
                 restore[owned] = offset + i * num_queries + np.arange(len(owned))
-            self._buckets.append(
+            buckets.append(
                 (torch.from_numpy(queries), torch.from_numpy(keys), torch.from_numpy(positions))
             )
             offset += queries.size
         restore[restore < 0] = offset  # reads the zero row appended behind the outputs
-        self._restore = torch.from_numpy(restore)
+        return buckets, torch.from_numpy(restore)
 
     def attend(
         self,
@@ -158,11 +173,14 @@ class TreeLayout:
         value_TKD: torch.Tensor,
         core: Core,
     ) -> torch.Tensor:
-        if self._kv_sink is not None:
-            self._kv_sink(layer, key_TKD, value_TKD)
+        if core.native(query_TKRD):
+            flat = query_TKRD.flatten(1, 2)
+            out = tree_attention(flat, key_TKD, value_TKD, self._index, core.scores)
+            return out.view_as(query_TKRD)
+        buckets, restore = self._padded
         query, key, value = (_with_zero_row(t) for t in (query_TKRD, key_TKD, value_TKD))
         outputs = []
-        for queries, keys, positions in self._buckets:
+        for queries, keys, positions in buckets:
             out = core(
                 _rows(query, queries).permute(0, 2, 3, 1, 4),
                 _rows(key, keys).transpose(1, 2),
@@ -170,101 +188,7 @@ class TreeLayout:
                 positions,
             )
             outputs.append(out.permute(0, 3, 1, 2, 4).reshape(-1, *query_TKRD.shape[1:]))
-        return _rows(_with_zero_row(torch.cat(outputs)), self._restore)
-
-
-class KVCache:
-    """Keys and values of running sequences: row i of the batch owns row i of each layer.
-
-    Buffers are [rows, K, capacity, D] per layer, made on first use and grown in key blocks.
-    Unwritten positions are zero, never uninitialised memory: they are masked, but 0 * NaN is NaN.
-    """
-
-    def __init__(self, num_layers: int, max_rows: int) -> None:
-        self._keys: list[torch.Tensor | None] = [None] * num_layers
-        self._values: list[torch.Tensor | None] = [None] * num_layers
-        self._max_rows = max_rows
-
-    def write(
-        self,
-        layer: int,
-        rows: torch.Tensor,
-        positions: torch.Tensor,
-        key_MKD: torch.Tensor,
-        value_MKD: torch.Tensor,
-        capacity: int,
-    ) -> None:
-        """Store M tokens, token m at (rows[m], positions[m])."""
-        keys, values = self._sized(layer, key_MKD, capacity)
-        keys[rows, :, positions] = key_MKD
-        values[rows, :, positions] = value_MKD
-
-    def read(
-        self, layer: int, rows: slice | torch.Tensor, size: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [N, K, size, D] of the rows; a view when `rows` is a slice."""
-        keys, values = self._keys[layer], self._values[layer]
-        assert keys is not None and values is not None
-        return keys[rows, :, :size], values[rows, :, :size]
-
-    def move(self, source: int, target: int) -> None:
-        """Copy row `source` over row `target` (the engine keeps running rows contiguous)."""
-        for buffers in (self._keys, self._values):
-            for buffer in buffers:
-                if buffer is not None:
-                    buffer[target] = buffer[source]
-
-    def _sized(
-        self, layer: int, like_MKD: torch.Tensor, capacity: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        for buffers in (self._keys, self._values):
-            old = buffers[layer]
-            if old is None or old.shape[2] < capacity:
-                shape = (self._max_rows, like_MKD.shape[1], bucket_of(capacity), like_MKD.shape[2])
-                grown = torch.zeros(shape, dtype=like_MKD.dtype, device=like_MKD.device)
-                if old is not None:
-                    grown[:, :, : old.shape[2]] = old
-                buffers[layer] = grown
-        keys, values = self._keys[layer], self._values[layer]
-        assert keys is not None and values is not None
-        return keys, values
-
-
-class DecodeLayout:
-    """One new token for each of the cache's first rows; row i stands at `positions[i]`."""
-
-    def __init__(self, cache: KVCache, positions: Sequence[int]) -> None:
-        self._cache = cache
-        self._positions = torch.tensor(positions, dtype=torch.long)
-        self._rows = torch.arange(len(positions))
-        self._capacity = max(positions) + 1
-        members: dict[int, list[int]] = defaultdict(list)
-        for row, position in enumerate(positions):
-            members[bucket_of(position + 1)].append(row)
-        self._buckets: list[tuple[int, slice | torch.Tensor]] = []
-        for size, rows in sorted(members.items()):
-            whole = len(rows) == len(positions)
-            self._buckets.append((size, slice(0, len(rows)) if whole else torch.tensor(rows)))
-
-    def attend(
-        self,
-        layer: int,
-        query_TKRD: torch.Tensor,
-        key_TKD: torch.Tensor,
-        value_TKD: torch.Tensor,
-        core: Core,
-    ) -> torch.Tensor:
-        n = len(self._rows)
-        self._cache.write(
-            layer, self._rows, self._positions, key_TKD[:n], value_TKD[:n], self._capacity
-        )
-        output = torch.zeros_like(query_TKRD)
-        for size, rows in self._buckets:
-            keys, values = self._cache.read(layer, rows, size)
-            query = query_TKRD[:n][rows][:, :, :, None]
-            out = core(query, keys, values, self._positions[rows][:, None])
-            output[:n][rows] = out[:, :, :, 0]
-        return output
+        return _rows(_with_zero_row(torch.cat(outputs)), restore)
 
 
 def _rows(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

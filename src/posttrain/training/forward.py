@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from posttrain.algo.entropy import entropy
 from posttrain.algo.logprobs import scaled_logits, token_logprobs
+from posttrain.kernels.logits import logit_stats, logit_stats_backward
 from posttrain.training.policy import Policy
 from posttrain.types import Microbatch
 
@@ -63,10 +65,14 @@ def score_hidden(
         return TokenScores(empty, empty, empty, empty)
     predict_N = torch.from_numpy(micro.predict_rows)
     theirs_NH = hidden_NH if comparison is None else comparison.hidden_TH[predict_N]
+    chunks = [slice(start, start + HEAD_ROWS) for start in range(0, len(labels_N), HEAD_ROWS)]
+    if policy.kernel_logits and comparison is None and "sum_pi_squared_N" not in wanted:
+        scored = [_KernelHead.of(policy, hidden_NH[c], labels_N[c], temperature) for c in chunks]
+        logprobs_N, entropy_N = (torch.cat(column) for column in zip(*scored, strict=True))
+        return TokenScores(logprobs_N, entropy_N if "entropy_N" in wanted else entropy_N.detach())
     head = _Head(policy, temperature, wanted, comparison)
     pieces = []
-    for start in range(0, len(labels_N), HEAD_ROWS):
-        piece = slice(start, start + HEAD_ROWS)
+    for piece in chunks:
         if torch.is_grad_enabled():
             scores = checkpoint(
                 head, hidden_NH[piece], labels_N[piece], theirs_NH[piece], use_reentrant=False
@@ -83,6 +89,50 @@ def score_hidden(
         squares_N if "sum_pi_squared_N" in wanted else None,
         distance_N if comparison is not None else None,
     )
+
+
+class _KernelHead(torch.autograd.Function):
+    """Log-probs and entropy of some rows through the kernels. Logits are computed again in the
+    backward pass and turned into their own gradient in place."""
+
+    @staticmethod
+    def of(
+        policy: Policy, hidden_MH: torch.Tensor, labels_M: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        head = policy.model.get_output_embeddings()
+        arguments = (hidden_MH, head.weight, head.bias, policy, labels_M, temperature)
+        return _KernelHead.apply(*arguments)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_MH: torch.Tensor,
+        weight_VH: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        policy: Policy,
+        labels_M: torch.Tensor,
+        temperature: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits_MV = policy.raw_logits(hidden_MH)
+        logprobs_M, normaliser_M, entropy_M = logit_stats(logits_MV, labels_M, temperature)
+        ctx.save_for_backward(hidden_MH, weight_VH, labels_M, normaliser_M, entropy_M)
+        ctx.policy, ctx.temperature, ctx.has_bias = policy, temperature, bias_V is not None
+        ctx.set_materialize_grads(False)
+        return logprobs_M, entropy_M
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        hidden_MH, weight_VH, labels_M, normaliser_M, entropy_M = ctx.saved_tensors
+        g_logprob_M, g_entropy_M = grads
+        if g_logprob_M is None:
+            g_logprob_M = torch.zeros_like(normaliser_M)
+        slopes_MV = logit_stats_backward(
+            ctx.policy.raw_logits(hidden_MH), labels_M, ctx.temperature,
+            normaliser_M, entropy_M, g_logprob_M, g_entropy_M,
+        )  # fmt: skip
+        weight_grad = slopes_MV.T @ hidden_MH if ctx.needs_input_grad[1] else None
+        bias_grad = slopes_MV.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
+        return slopes_MV @ weight_VH, weight_grad, bias_grad, None, None, None
 
 
 class _Head:

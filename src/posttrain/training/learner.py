@@ -23,6 +23,7 @@ from posttrain.data.packing import pack
 from posttrain.data.samples import build_batch
 from posttrain.errors import JournalCorruptError
 from posttrain.randomness import derive_seed
+from posttrain.telemetry.spans import span
 from posttrain.training.forward import Comparison, score_hidden
 from posttrain.training.frozen import REFERENCE_FILE, FrozenModel, Reference
 from posttrain.training.heads import Scorer
@@ -82,6 +83,10 @@ class InlineLearner:
         alone and says so; of several optimizer steps each is left out for itself. Steps skipped in
         a row for the latter reason are counted in learner/non_finite_in_a_row.
         """
+        with self._policy.lock:
+            return self._step(batch)
+
+    def _step(self, batch: TrainBatch) -> StepResult:
         started = time.perf_counter()
         meter = Meter()
         lr = learning_rate(self._recipe.optim, batch.step, self._recipe.num_steps)
@@ -89,10 +94,11 @@ class InlineLearner:
         if skipped is None:
             minibatches = self._minibatches(batch)
             updates = minibatches * self._recipe.algo.num_epochs
-            moved = [
-                self._update(works, batch.step, index / len(updates), lr, meter)
-                for index, works in enumerate(updates)
-            ]
+            moved = []
+            for index, works in enumerate(updates):
+                to_confirm = minibatches[1:] if index == 0 else ()
+                progress = index / len(updates)
+                moved.append(self._update(works, batch.step, progress, lr, meter, to_confirm))
             skipped = None if any(moved) else "non_finite"
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped == "non_finite" else 0
         self._version = batch.step
@@ -102,7 +108,9 @@ class InlineLearner:
         metrics = meter.result(self._algorithm.components, batch, lr, seconds)
         metrics["learner/non_finite_in_a_row"] = float(self._skipped_in_a_row)
         metrics |= {f"algo/{key}": value for key, value in self.memory.items()}
-        return StepResult(batch.step, self._version, self.weights_hash(), metrics, skipped)
+        with span("weights hash"):
+            weights_hash = self.weights_hash()
+        return StepResult(batch.step, self._version, weights_hash, metrics, skipped)
 
     def _after_step(self, batch: TrainBatch, meter: Meter) -> None:
         for component in self._algorithm.components:
@@ -123,27 +131,55 @@ class InlineLearner:
 
         With one optimizer step per batch the proximal policy is the current one: unless a
         component must see the whole step, its log-probs are the detached forward pass and nothing
-        is computed here.
+        is computed here. Nor with several, when the sampler has computed the very same numbers:
+        the first update confirms that before anything moves.
         """
         algo = self._recipe.algo
         budget = self._recipe.learner.max_tokens_per_microbatch
+        components = self._algorithm.components
         minibatches = [
             [
                 Work(micro, known_columns(micro))
-                for micro in pack(part, budget, whole_groups=self._algorithm.whole_groups)
+                for micro in pack(
+                    part,
+                    budget,
+                    whole_groups=self._algorithm.whole_groups,
+                    any_order=not any(c.whole_step for c in components),
+                )
             ]
             for part in _split_by_group(batch.samples, algo.num_minibatches)
         ]
         works = [work for works in minibatches for work in works]
-        components = self._algorithm.components
         several = algo.num_epochs * algo.num_minibatches > 1
-        if any(c.whole_step or (several and c.needs_prox) for c in components):
+        needs_prox = several and any(c.needs_prox for c in components)
+        if any(c.whole_step for c in components) or (
+            needs_prox
+            and not (_has_labels(minibatches[0]) and self._sampled_by_these_weights(batch))
+        ):
             for work in works:
                 self._score_without_grad(work)
+        elif needs_prox:
+            for work in (work for later in minibatches[1:] for work in later):
+                work.known["prox_logprobs_N"] = work.known["sampler_logprobs_N"]
         for component in components:
             if component.whole_step:
                 prepare_whole_step(component, works, self._constants(batch.step), self.memory)
         return minibatches
+
+    def _sampled_by_these_weights(self, batch: TrainBatch) -> bool:
+        """Every trained token, by a sampler that computes what the learner computes."""
+        versions = [s.policy_versions[s.loss_mask] for s in batch.samples]
+        return self._policy.exact and all((v == self._version).all() for v in versions)
+
+    def _confirm_prox(self, first: Sequence[Work], later: Sequence[Sequence[Work]]) -> None:
+        """Score `later` after all, if the sampler's log-probs were not those of these weights."""
+        assumed = [w for works in later for w in works if _takes_prox_from_sampler(w)]
+        if not assumed or all(
+            torch.equal(w.known["prox_logprobs_N"], w.known["sampler_logprobs_N"]) for w in first
+        ):
+            return
+        for work in assumed:
+            self._score_without_grad(work)
 
     @torch.no_grad()
     def _score_without_grad(self, work: Work) -> None:
@@ -176,10 +212,17 @@ class InlineLearner:
             work.known["teacher_logprobs_N"] = self._teacher.logprobs(work.micro, self._temperature)
 
     def _update(
-        self, works: Sequence[Work], step: int, progress: float, lr: float, meter: Meter
+        self,
+        works: Sequence[Work],
+        step: int,
+        progress: float,
+        lr: float,
+        meter: Meter,
+        to_confirm: Sequence[Sequence[Work]],
     ) -> bool:
         """One optimizer step, after the share `progress` of the batch's. False when loss or
-        gradient was not finite and nothing moved."""
+        gradient was not finite and nothing moved. Before it moves, the proximal log-probs of the
+        mini-batches `to_confirm` are checked against those of this one."""
         counts = GlobalCounts(self._algorithm.components, [work.micro for work in works])
         if not counts:
             return False  # a mini-batch of dropped groups
@@ -188,9 +231,11 @@ class InlineLearner:
             optimizer.zero_grad()
         loss_sum = 0.0
         for work in works:
-            loss = self._loss(work, counts, self._constants(step, progress), meter)
-            loss.backward()
-            loss_sum += float(loss.detach())
+            with span("micro-batch", rows=work.micro.num_rows):
+                loss = self._loss(work, counts, self._constants(step, progress), meter)
+                loss.backward()
+                loss_sum += float(loss.detach())
+        self._confirm_prox(works, to_confirm)
         norms = [optimizer.grad_norm() for optimizer in optimizers]
         meter.optimizer_step(loss_sum, norms[0])
         if not (math.isfinite(loss_sum) and all(map(math.isfinite, norms))):
@@ -198,9 +243,10 @@ class InlineLearner:
                 optimizer.zero_grad()
             meter.non_finite_updates += 1
             return False
-        for optimizer, norm in zip(optimizers, norms, strict=True):
-            scale = optimizer.config.lr / self._recipe.optim.lr
-            optimizer.update(lr * scale, norm)
+        with span("optimizer"):
+            for optimizer, norm in zip(optimizers, norms, strict=True):
+                scale = optimizer.config.lr / self._recipe.optim.lr
+                optimizer.update(lr * scale, norm)
         return True
 
     def _loss(
@@ -210,7 +256,7 @@ class InlineLearner:
         micro = work.micro
         self._read_frozen(work)
         now, entropy_N = self._current(work)
-        meter.add(micro, entropy_N)
+        meter.add(micro, self._policy.padded_rows(micro.num_rows), entropy_N)
         total = torch.zeros(())
         for component in self._algorithm.components:
             columns = of_stream({**work.known, **now}, stream_of(component, micro))
@@ -359,6 +405,14 @@ def _head_column(wanted: frozenset[str]) -> tuple[str, str]:
     if "scores_N" in wanted:
         return "scores_N", "own_rows"
     return "values_N", "predict_rows"
+
+
+def _has_labels(works: Sequence[Work]) -> bool:
+    return any(len(work.micro.labels) for work in works)
+
+
+def _takes_prox_from_sampler(work: Work) -> bool:
+    return work.known.get("prox_logprobs_N") is work.known["sampler_logprobs_N"]
 
 
 def _detached(columns: Columns) -> Columns:

@@ -21,19 +21,21 @@ class Meter:
         self._entropy_tokens = 0
         self.non_finite_updates = 0
         self._tokens = 0
-        self._rows = 0
+        self._rows = self._computed_rows = self._distinct_rows = 0
         self._microbatches = 0
         self._losses: list[float] = []
         self._norms: list[float] = []
         self._stats: dict[str, TokenStats] = {}
 
-    def add(self, micro: Microbatch, entropy_N: torch.Tensor | None) -> None:
+    def add(self, micro: Microbatch, computed_rows: int, entropy_N: torch.Tensor | None) -> None:
         """One forward pass for training."""
         if entropy_N is not None:
             self._entropy_sum += float(entropy_N.sum())
             self._entropy_tokens += len(entropy_N)
         self._tokens += micro.num_tokens
         self._rows += micro.num_rows
+        self._computed_rows += computed_rows
+        self._distinct_rows += micro.num_rows - micro.num_repeated_rows
         self._microbatches += 1
 
     def add_stats(self, key: str, stats: TokenStats) -> None:
@@ -64,6 +66,7 @@ class Meter:
         if not self._losses:
             return metrics
         metrics["learner/shared_frac"] = 1 - self._rows / self._tokens
+        metrics["learner/padding_frac"] = 1 - self._distinct_rows / self._computed_rows
         metrics["learner/loss"] = sum(self._losses) / len(self._losses)
         metrics["learner/grad_norm"] = float(np.max(self._norms))  # a NaN stays one
         if self._entropy_tokens:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -50,7 +51,7 @@ class MasterOptimizer:
             master = param.detach().float()
             master.grad = torch.zeros_like(master)
             self._masters[name] = master
-            param.register_post_accumulate_grad_hook(_accumulate_into(master))
+            param.register_post_accumulate_grad_hook(self._accumulate_into(name))
         self._adam = torch.optim.AdamW(
             list(self._masters.values()),
             lr=config.lr,
@@ -60,6 +61,9 @@ class MasterOptimizer:
             fused=True,
         )
         self.num_updates = 0
+        self._stale: set[str] = set()
+        """Masters whose gradient buffer holds what was forgotten: the first gradient replaces it,
+        which saves clearing and reading it."""
 
     @property
     def masters(self) -> Mapping[str, torch.Tensor]:
@@ -72,12 +76,20 @@ class MasterOptimizer:
         self.num_updates = 0
 
     def zero_grad(self) -> None:
-        for master in self._masters.values():
-            if master.grad is not None:
+        """Forget what was accumulated."""
+        for name, master in self._masters.items():
+            if master is not self._params[name]:
+                self._stale.add(name)
+            elif master.grad is not None:
                 master.grad.zero_()
 
     def grad_norm(self) -> float:
         """Global L2 norm of the accumulated gradients, before clipping."""
+        for name in self._stale:  # no gradient reached them
+            grad = self._masters[name].grad
+            assert grad is not None
+            grad.zero_()
+        self._stale.clear()
         grads = [m.grad for m in self._masters.values() if m.grad is not None]
         if not grads:
             return 0.0
@@ -95,6 +107,19 @@ class MasterOptimizer:
         self.num_updates += 1
         self._refresh()
 
+    def _accumulate_into(self, name: str) -> Callable[[torch.Tensor], None]:
+        def hook(param: torch.Tensor) -> None:
+            grad = self._masters[name].grad
+            assert grad is not None and param.grad is not None
+            if name in self._stale:
+                grad.copy_(param.grad)
+                self._stale.discard(name)
+            else:
+                grad.add_(param.grad)
+            param.grad = None
+
+        return hook
+
     def _refresh(self) -> None:
         with torch.no_grad():
             for name, param in self._params.items():
@@ -103,17 +128,21 @@ class MasterOptimizer:
                     param.copy_(master)
 
     def weights_hash(self) -> str:
-        """SHA-256 over name, shape and fp32 bytes of every master, in name order.
+        """SHA-256 of the SHA-256 of every master (name, shape, fp32 bytes), in name order; several
+        are computed at a time.
 
         Where weights are frozen beside an adapter, their own hash comes first: other base weights
         are another policy.
         """
-        digest = hashlib.sha256(self._frozen_digest)
-        for name in sorted(self._masters):
-            tensor = self._masters[name].detach().contiguous()
-            digest.update(repr((name, tuple(tensor.shape))).encode())
-            digest.update(tensor.view(-1).numpy().data.cast("B"))
-        return digest.hexdigest()
+        names = sorted(self._masters)
+        largest_first = sorted(names, key=lambda name: -self._masters[name].numel())
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            found = pool.map(lambda n: _digest_of(n, self._masters[n]), largest_first)
+            digests = dict(zip(largest_first, found, strict=True))
+        joined = hashlib.sha256(self._frozen_digest)
+        for name in names:
+            joined.update(digests[name])
+        return joined.hexdigest()
 
     @cached_property
     def _frozen_digest(self) -> bytes:
@@ -167,16 +196,14 @@ class MasterOptimizer:
         self._refresh()
 
 
+def _digest_of(name: str, master: torch.Tensor) -> bytes:
+    tensor = master.detach().contiguous()
+    digest = hashlib.sha256(repr((name, tuple(tensor.shape))).encode())
+    digest.update(tensor.view(-1).numpy().data.cast("B"))
+    return digest.digest()
+
+
 def sha256_of(path: Path) -> str:
     """Of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _accumulate_into(master: torch.Tensor) -> Callable[[torch.Tensor], None]:
-    def hook(param: torch.Tensor) -> None:
-        assert master.grad is not None and param.grad is not None
-        master.grad.add_(param.grad)
-        param.grad = None
-
-    return hook

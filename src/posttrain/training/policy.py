@@ -6,10 +6,11 @@ Learner and embedded sampler share one instance, so there is nothing to copy or 
 from __future__ import annotations
 
 import json
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +25,9 @@ from transformers.utils.logging import disable_progress_bar
 from posttrain.config import LoraConfig
 from posttrain.data.prefix_tree import PrefixTree, build_prefix_tree
 from posttrain.errors import ConfigError, ModelError
-from posttrain.training import attention
+from posttrain.kernels.attention import padded_head_size
+from posttrain.kernels.library import available
+from posttrain.training import attention, fast_modules
 from posttrain.training.lora import Adapter, add_adapter
 from posttrain.types import Microbatch
 
@@ -48,10 +51,20 @@ class Policy:
     max_context: int
     eos_token_ids: tuple[int, ...]
     adapter: Adapter | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    """Held while the weights are changed, or read by a thread that another one could disturb."""
 
     @property
     def num_layers(self) -> int:
         return int(self.model.config.get_text_config().num_hidden_layers)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """What the keys and values of one token take in all layers."""
+        config = self.model.config.get_text_config()
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        d = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return 2 * self.num_layers * kv_heads * padded_head_size(d) * self.dtype.itemsize
 
     @property
     def vocab_size(self) -> int:
@@ -68,7 +81,7 @@ class Policy:
         `make_layout` gets the number of rows the model will see, padding included.
         """
         count = len(token_ids_T)
-        rows = self._padded_rows(count)
+        rows = self.padded_rows(count)
         if rows != count:
             pad = token_ids_T.new_zeros(rows - count)
             token_ids_T = torch.cat([token_ids_T, pad])
@@ -89,14 +102,34 @@ class Policy:
             lambda rows: attention.TreeLayout(tree.paths, tree.first_owned, rows),
         )
 
-    def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
-        """Logits [M, V] float32, with the model's own scaling or soft cap."""
+    def raw_logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
+        """What the output head gives, [M, V] in the policy's dtype."""
         count = len(hidden_MH)
-        rows = self._padded_rows(count)
+        rows = self.padded_rows(count)
         if rows != count:
             pad = hidden_MH.new_zeros(rows - count, hidden_MH.shape[1])
             hidden_MH = torch.cat([hidden_MH, pad])
-        logits = self.model.get_output_embeddings()(hidden_MH)[:count].float()
+        return self.model.get_output_embeddings()(hidden_MH)[:count]
+
+    @property
+    def exact(self) -> bool:
+        """Whether a token has the same log-prob, bit for bit, when it is sampled from a cache and
+        when it is computed again among others (docs/numerics.md)."""
+        on_cpu = self.model.get_output_embeddings().weight.device.type == "cpu"
+        exact_kind = self.model.config._attn_implementation == attention.EXACT
+        return on_cpu and exact_kind and self.dtype == torch.bfloat16
+
+    @cached_property
+    def kernel_logits(self) -> bool:
+        """Whether the kernels can read the raw logits: bf16 on a CPU, a plain layer, and neither
+        scaled nor capped."""
+        head, config = self.model.get_output_embeddings(), self.model.config
+        changed = any(getattr(config, name, None) for name in _LOGIT_CHANGES)
+        return type(head) is torch.nn.Linear and available(head.weight) and not changed
+
+    def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
+        """Logits [M, V] float32, with the model's own scaling or soft cap."""
+        logits = self.raw_logits(hidden_MH).float()
         config = self.model.config
         if scale := getattr(config, "logit_scale", None):
             logits = logits * scale
@@ -105,6 +138,10 @@ class Policy:
         if cap := getattr(config, "final_logit_softcapping", None):
             logits = cap * torch.tanh(logits / cap)
         return logits
+
+    def sampling_logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
+        """Logits [M, V] for `choose_tokens`: raw ones where the kernels read them."""
+        return self.raw_logits(hidden_MH) if self.kernel_logits else self.logits(hidden_MH)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the whole id list at once, special tokens visible."""
@@ -128,7 +165,8 @@ class Policy:
             )
         return self.adapter
 
-    def _padded_rows(self, count: int) -> int:
+    def padded_rows(self, count: int) -> int:
+        """Rows that a pass over `count` of them computes."""
         if self.dtype == torch.float32:
             return -(-count // FP32_ROWS) * FP32_ROWS
         return max(count, self._min_rows)
@@ -188,6 +226,7 @@ class Policy:
         return {name: masters[owner[id(p)]] for name, p in tied if owner[id(p)] in masters}
 
 
+_LOGIT_CHANGES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 _SOFTCAP = "attn_logit_softcapping"
 
 
@@ -200,8 +239,12 @@ def load_policy(
     gradient_checkpointing: bool = False,
     lora: LoraConfig | None = None,
     seed: int = 0,
+    trained: bool = True,
 ) -> Policy:
     """Load a Hugging Face causal-LM folder; with `lora`, an adapter drawn from `seed` beside it.
+
+    A policy that is not trained (a reference, a teacher) does not sample either, so it keeps no
+    second copy of its weights for that.
 
     Raises ModelError when it cannot serve as a policy, and what `add_adapter` raises.
     """
@@ -226,6 +269,7 @@ def load_policy(
     model.eval()  # dropout off: the sampler and the learner must be the same function
     reference = _native_logits(model)
     model.set_attn_implementation(attention.EXACT if attention_kind == "exact" else attention.FUSED)
+    fast_modules.install(model, packed=trained)
     policy = Policy(
         model=model,
         tokenizer=tokenizer,

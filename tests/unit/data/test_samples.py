@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from posttrain.algo.builder import build_algorithm
 from posttrain.algo.credit import Credit, TurnWeights
@@ -15,12 +17,15 @@ from posttrain.config import RewardModelConfig, RlooConfig, SftConfig
 from posttrain.config.estimators import RaeConfig
 from posttrain.data.samples import build_batch, fingerprint
 from posttrain.types import (
+    Completion,
     Draw,
+    FinishReason,
     Group,
     Invalid,
     InvalidKind,
     Scored,
     StopReason,
+    TokenKind,
     TokenSequence,
     Trajectory,
     Turn,
@@ -216,3 +221,106 @@ def test_the_fingerprint_sees_everything_the_optimizer_sees(group) -> None:
         replace(batch, dropped={9: "stale"}),
     ]
     assert len({fingerprint(b) for b in [batch, *others]}) == len(others) + 1
+
+
+# --- end to end and token by token ----------------------------------------------------------------
+
+
+@dataclass
+class GivenByMember:
+    """Streams as they are."""
+
+    streams: dict[tuple[int, int], dict[str, TurnWeights]]
+
+    def credit(self, groups: Sequence[Group], memory: object = None) -> Credit:
+        return Credit(self.streams, {})
+
+
+def one_member(index: int, sequences: list[list[tuple[int, int]]]) -> Trajectory:
+    """A trajectory whose sequences are runs of (shown, sampled) tokens, one turn a run."""
+    turns, records = [], []
+    for runs in sequences:
+        kinds: list[int] = []
+        for shown, sampled in runs:
+            kinds += [TokenKind.OBSERVATION] * shown + [TokenKind.SAMPLED] * sampled
+            completion = Completion.build(
+                range(sampled), [-0.5] * sampled, [0] * sampled, FinishReason.EOS, ""
+            )
+            turns.append(Turn(np.zeros(1, np.int32), completion))
+        versions = [0 if k == TokenKind.SAMPLED else -1 for k in kinds]
+        records.append(TokenSequence.build(range(len(kinds)), kinds, [0.0] * len(kinds), versions))
+    return Trajectory(0, index, index, tuple(turns), tuple(records), Scored(1.0), StopReason.LENGTH)
+
+
+def token_by_token(
+    trajectory: Trajectory, streams: dict[str, TurnWeights]
+) -> list[tuple[list[bool], list[int], dict[str, list[float]]]]:
+    """Mask, turns and weights of each sequence that trains, by walking through its tokens."""
+    turn_of = [n for n, turn in enumerate(trajectory.turns) for _ in turn.completion.token_ids]
+    trained = [
+        (s, i)
+        for s, q in enumerate(trajectory.sequences)
+        for i in np.flatnonzero(q.kinds == 0).tolist()
+    ]
+    turns = dict(zip(trained, turn_of, strict=True))
+    if any(w.placed == "last" for w in streams.values()):
+        last = len(trajectory.sequences) - 1
+        trained = [at for at in trained if at[0] == last][-1:]
+    found = []
+    for s, sequence in enumerate(trajectory.sequences):
+        own = [i for t, i in trained if t == s]
+        weights = {name: [0.0] * len(sequence) for name in streams}
+        for name, w in streams.items():
+            for n, i in enumerate(own):
+                turn = turns[s, i]
+                ends = n + 1 == len(own) or turns[s, own[n + 1]] != turn
+                if w.placed != "turn_ends" or ends:
+                    weights[name][i] = w.per_turn[0 if len(w.per_turn) == 1 else turn]
+        mask = [i in own for i in range(len(sequence))]
+        turn_index = [turns[s, i] if i in own else -1 for i in range(len(sequence))]
+        if own:
+            found.append((mask, turn_index, weights))
+    return found
+
+
+runs = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=3)
+members = st.lists(st.lists(runs, min_size=1, max_size=3), min_size=1, max_size=4)
+
+
+@given(
+    shapes=members,
+    placed=st.lists(st.sampled_from(["tokens", "turn_ends", "last", "none"]), min_size=4),
+)
+@settings(max_examples=150, deadline=None)
+def test_batches_of_many_sequences_are_what_a_walk_through_the_tokens_gives(
+    shapes: list[list[list[tuple[int, int]]]], placed: list[str]
+) -> None:
+    trajectories = [one_member(i, shape) for i, shape in enumerate(shapes)]
+    streams: dict[tuple[int, int], dict[str, TurnWeights]] = {}
+    for i, trajectory in enumerate(trajectories):
+        rule = placed[i]
+        if rule == "none":
+            continue
+        per_turn = tuple(0.25 + n for n in range(len(trajectory.turns)))
+        own = {"policy": TurnWeights(per_turn, rule)}  # type: ignore[arg-type]
+        if i % 2:
+            own["imitation"] = TurnWeights((1.5,))
+        streams[0, i] = own
+    group = Group(Draw(0, "t", 0, 0), tuple(trajectories))
+    batch = build_batch(1, [group], GivenByMember(streams))
+    expected = [
+        (i, *row)
+        for i, trajectory in enumerate(trajectories)
+        if (0, i) in streams
+        for row in token_by_token(trajectory, streams[0, i])
+    ]
+    got = [
+        (
+            s.sample_index,
+            s.loss_mask.tolist(),
+            s.turn_index.tolist(),
+            {name: w.tolist() for name, w in s.streams.items()},
+        )
+        for s in batch.samples
+    ]
+    assert got == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ class TablePolicy:
         self.max_context = max_context
         self.rows_at_once: list[int] = []
         self.fails_at: int | None = None
+        self.lock = threading.Lock()
 
     def hidden(
         self, token_ids: torch.Tensor, positions: torch.Tensor, make_layout: Callable[[int], Any]
@@ -40,7 +42,7 @@ class TablePolicy:
             (token_ids + 1) % self.vocab_size, self.vocab_size
         ).float()
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def sampling_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return (hidden - 1) * 1e9
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from posttrain.training.attention import Core, DecodeLayout, KVCache, TreeLayout, bucket_of
+from posttrain.training.attention import Core, TreeLayout, bucket_of
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -51,36 +51,6 @@ def test_a_lone_sequence_rounds_in_bf16_as_it_does_among_others(k: int, r: int, 
             one = slice(i, i + 1)
             alone = core(query[one], key[one], value[one], positions[one])
             assert torch.equal(alone, together[one])
-
-
-def test_what_lies_behind_a_row_in_the_cache_does_not_matter() -> None:
-    """A row that is used again still holds the keys of the longer sequence before."""
-    core = Core(0.3, None, None, False)
-    query, key, value = random(2, 2, 2, 8), random(2, 2, 8), random(2, 2, 8)
-    outputs = []
-    for junk in (0.0, 1e4):
-        cache = KVCache(1, 4)
-        old_key, old_value = random(256, 2, 8) * junk, random(256, 2, 8) * junk
-        rows, places = torch.arange(4).repeat_interleave(64), torch.arange(64).repeat(4)
-        cache.write(0, rows, places, old_key, old_value, 64)
-        layout = DecodeLayout(cache, [0, 0])
-        outputs.append(layout.attend(0, query, key, value, core))
-    assert torch.equal(outputs[0], outputs[1])
-    torch.testing.assert_close(outputs[0], value[:, :, None].expand(2, 2, 2, 8))
-
-
-def test_a_cache_that_grows_forgets_nothing_and_starts_with_zeros() -> None:
-    cache = KVCache(1, 3)
-    key, value = random(3, 2, 8), random(3, 2, 8)
-    cache.write(0, torch.arange(3), torch.tensor([0, 5, 9]), key, value, 10)
-    before = [t.clone() for t in cache.read(0, slice(0, 3), 64)]
-    cache.write(0, torch.tensor([1]), torch.tensor([64]), key[:1], value[:1], 65)
-    for old, new in zip(before, cache.read(0, slice(0, 3), 128), strict=True):
-        assert torch.equal(new[:, :, :64], old)
-        assert torch.count_nonzero(new[:, :, 64:]) == torch.count_nonzero(key[:1])
-    cache.move(1, 2)
-    for moved in cache.read(0, slice(0, 3), 128):
-        assert torch.equal(moved[1], moved[2])
 
 
 @pytest.mark.parametrize(("length", "bucket"), [(1, 64), (63, 64), (64, 64), (65, 128), (128, 128)])
