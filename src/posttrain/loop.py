@@ -21,6 +21,7 @@ from posttrain.data.samples import build_batch, fingerprint
 from posttrain.errors import ReplayMismatchError
 from posttrain.evaluation.schedule import EvaluationSchedule
 from posttrain.journal import Journal
+from posttrain.memory import peak_bytes, resident_bytes
 from posttrain.protocols import GroupEvaluator, GroupSource, Learner, Sampler
 from posttrain.rollout.health import refuse_sick_batch
 from posttrain.telemetry.observer import Observer
@@ -76,6 +77,8 @@ async def _run(p: Parts) -> None:
         with span("weights", version=result.policy_version):
             await p.sampler.load_weights(result.policy_version)
         metrics = {**batch.metrics, **result.metrics, **p.sampler.stats(), **clock.take()}
+        metrics["memory/resident_bytes"] = float(resident_bytes())
+        metrics["memory/peak_bytes"] = float(peak_bytes())
         with span("journal: finish step", step=step):
             p.journal.finish_step(replace(result, metrics=metrics))
         with span("checkpoint", step=step):

@@ -24,6 +24,9 @@ def summarise(recipe: Recipe, journal: Journal, reason: str, wall_s: float) -> d
         "weights_hash": steps[-1].weights_hash if steps else None,
         "wall_s": wall_s,
         "training_s": sum(s.metrics.get("time/step_s", 0.0) for s in steps),
+        "peak_memory_bytes": int(
+            max((s.metrics.get("memory/peak_bytes", 0) for s in steps), default=0)
+        ),
         "draws": asdict(journal.ledger()),
         "invalid": invalid_kinds(steps),
         "evaluation": evaluation_summary(journal, recipe.seed),

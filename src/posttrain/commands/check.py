@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from posttrain.commands.display import JsonObserver, Terminal, duration, observer_for
+from posttrain.commands.memory import full_length, largest_pass, most_at_peak, watched
 from posttrain.config import Recipe
+from posttrain.memory import peak_bytes
 from posttrain.recipe_files import load_recipe, to_toml
 
 BYTES_PER_PARAMETER = {"bfloat16": 18, "float32": 16}
@@ -22,7 +23,9 @@ CHECKPOINT_BYTES_PER_PARAMETER = 12
 
 @dataclass(frozen=True)
 class DryStep:
-    """One real step in memory: rollouts of a whole batch and the optimizer step on it."""
+    """One real step in memory: rollouts of a whole batch and the optimizer step on it.
+    `peak_bytes` is what the whole run is expected to need, `most_bytes` what it would need if
+    every answer had its full length."""
 
     rollout_s: float
     learner_s: float
@@ -31,6 +34,7 @@ class DryStep:
     invalid: int
     reward_mean: float | None
     peak_bytes: int
+    most_bytes: int
 
 
 def check_command(name: str, overrides: list[str], measure: bool, as_json: bool) -> None:
@@ -124,9 +128,15 @@ async def _dry_step(recipe: Recipe, trainable: Any, rollable: Any) -> DryStep:
             *(run(curriculum.task(d), d, size, params, extras(d.environment)) for d in draws)
         )
     rolled = time.perf_counter()
+    kv_used = rollable.sampler.stats()["sampler/kv_frac"]
     batch = build_batch(1, groups, trainable.algorithm, trainable.learner.memory)
     result = trainable.learner.step(batch)
     learned = time.perf_counter()
+    with watched() as second:  # the first one made the optimizer's states at its end
+        trainable.learner.step(replace(batch, step=2))
+    rows = largest_pass(batch.samples, recipe, trainable.algorithm)
+    keys = _keys_of_evaluation(recipe, rollable, trainable.policy, kv_used)
+    expected = max(second.peak + keys, peak_bytes())
     return DryStep(
         rollout_s=rolled - started,
         learner_s=learned - rolled,
@@ -134,8 +144,27 @@ async def _dry_step(recipe: Recipe, trainable: Any, rollable: Any) -> DryStep:
         num_samples=sum(len(g) for g in groups),
         invalid=sum(len(g.siblings) - len(g.valid) for g in groups),
         reward_mean=batch.metrics.get("reward/mean"),
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_bytes=expected,
+        most_bytes=max(most_at_peak(second, rows, full_length(batch, recipe)) + keys, expected),
     )
+
+
+def _keys_of_evaluation(recipe: Recipe, rollable: Any, policy: Any, kv_used: float) -> int:
+    """Bytes of keys that an evaluation holds beyond those of the step: the distinct beginnings of
+    its prompts, a started block and a whole answer for each sequence that runs."""
+    if recipe.env is None:
+        return 0
+    from posttrain.data.prefix_tree import build_prefix_tree
+    from posttrain.training.paged import BLOCK
+
+    tasks = rollable.eval_tasks
+    count = min(recipe.eval.num_tasks, len(tasks), recipe.sampler.max_batch)
+    prompts = [rollable.renderer.prompt_ids(tasks[i].prompt) for i in range(count)]
+    together = min(recipe.sampler.max_batch, count * recipe.eval.samples_per_task)
+    own = together * (BLOCK + recipe.eval_max_tokens)
+    tokens = build_prefix_tree(prompts).num_rows + own
+    room = rollable.sampler.kv_tokens
+    return int(max(0.0, min(tokens, room) - kv_used * room) * policy.kv_bytes_per_token)
 
 
 def _estimates(recipe: Recipe, step: DryStep, num_held_out: int) -> dict[str, Any]:
@@ -151,7 +180,8 @@ def _estimates(recipe: Recipe, step: DryStep, num_held_out: int) -> dict[str, An
         f"{step.invalid} of {step.num_samples} invalid",
         "whole run, at the first step's pace": duration(total_s),
         "of it evaluation": duration(eval_s),
-        "peak memory so far": _gb(step.peak_bytes),
+        "peak memory of the run": f"{_gb(step.peak_bytes)}; {_gb(step.most_bytes)} if every answer "
+        "had its full length",
     }
 
 

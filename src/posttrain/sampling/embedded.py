@@ -66,6 +66,11 @@ class EmbeddedSampler:
         self._may_run.set()
         self._counts = _Counts()
 
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose keys are held at most."""
+        return self._store.num_blocks * BLOCK
+
     async def generate(self, token_ids: Int32, params: SamplingParams, seed: int) -> Completion:
         """One completion. Raises EngineError for an empty prompt, one that fills the context or
         the engine's memory, or ids outside the vocabulary."""

@@ -74,6 +74,8 @@ METRICS: Mapping[str, str] = {
     "sampler/kv_frac": "largest share of the room for keys that was in use",
     "sampler/preemptions": "sequences whose keys were given up for others and computed again",
     "sampler/waiting_max": "most requests that waited for room",
+    "memory/resident_bytes": "resident memory of this process after the step",
+    "memory/peak_bytes": "the most that was resident since this process began",
     "sampler/busy_s": "seconds in the engine",
     "sampler/tok_per_s": "sampled tokens a second of engine time",
     "time/rollout_s": "seconds waiting for groups, generation and grading included",
