@@ -1,3 +1,3 @@
 """posttrain: reinforcement-learning post-training for language models."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -260,7 +260,10 @@ TOGETHER: dict[str, dict[str, Any]] = {
     },
     "distillation beside expert iteration": {
         "algo": DISTILL,
-        "env": TWO_KINDS,
+        "env": {
+            "type": "mixture",
+            "members": {"one": python_env(), "turns": python_env(turns=2)},
+        },
         "algo_for": {"one": {"type": "raft"}},
     },
     "pairs beside turns": {
@@ -272,11 +275,16 @@ TOGETHER: dict[str, dict[str, Any]] = {
         "algo": {"type": "gae", "critic": {"trunk": "own"}},
         "model": LORA,
     },
-    "an adapter and a reward model": {"algo": {"type": "reward_model"}, "model": LORA},
+    "an adapter and a reward model": {
+        "algo": {"type": "reward_model"},
+        "model": LORA,
+        "rollout": {"groups_per_step": 2},
+    },
     "an adapter and given pairs": {
         "algo": {"type": "preference"},
         "model": LORA,
         "data": {"type": "pairs", "path": "rows.jsonl"},
+        "rollout": {"groups_per_step": 2},
     },
     "an adapter and distributions": {"algo": DISTILL, "model": LORA},
     "a reward model of sampled groups": {
