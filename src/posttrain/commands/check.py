@@ -35,6 +35,7 @@ class DryStep:
     reward_mean: float | None
     peak_bytes: int
     most_bytes: int
+    skipped: str | None
 
 
 def check_command(name: str, overrides: list[str], measure: bool, as_json: bool) -> None:
@@ -144,6 +145,7 @@ async def _dry_step(recipe: Recipe, trainable: Any, rollable: Any) -> DryStep:
         num_samples=sum(len(g) for g in groups),
         invalid=sum(len(g.siblings) - len(g.valid) for g in groups),
         reward_mean=batch.metrics.get("reward/mean"),
+        skipped=result.skipped,
         peak_bytes=expected,
         most_bytes=max(most_at_peak(second, rows, full_length(batch, recipe)) + keys, expected),
     )
@@ -151,17 +153,17 @@ async def _dry_step(recipe: Recipe, trainable: Any, rollable: Any) -> DryStep:
 
 def _keys_of_evaluation(recipe: Recipe, rollable: Any, policy: Any, kv_used: float) -> int:
     """Bytes of keys that an evaluation holds beyond those of the step: the distinct beginnings of
-    its prompts, a started block and a whole answer for each sequence that runs."""
+    its prompts, a started block and a whole answer for each sequence."""
     if recipe.env is None:
         return 0
     from posttrain.data.prefix_tree import build_prefix_tree
     from posttrain.training.paged import BLOCK
 
     tasks = rollable.eval_tasks
-    count = min(recipe.eval.num_tasks, len(tasks), recipe.sampler.max_batch)
+    count = min(recipe.eval.num_tasks, len(tasks))
     prompts = [rollable.renderer.prompt_ids(tasks[i].prompt) for i in range(count)]
-    together = min(recipe.sampler.max_batch, count * recipe.eval.samples_per_task)
-    own = together * (BLOCK + recipe.eval_max_tokens)
+    # What ended stays as cache until the room is full, so every sequence counts.
+    own = count * recipe.eval.samples_per_task * (BLOCK + recipe.eval_max_tokens)
     tokens = build_prefix_tree(prompts).num_rows + own
     room = rollable.sampler.kv_tokens
     return int(max(0.0, min(tokens, room) - kv_used * room) * policy.kv_bytes_per_token)
@@ -178,6 +180,11 @@ def _estimates(recipe: Recipe, step: DryStep, num_held_out: int) -> dict[str, An
         "first step": f"rollouts {step.rollout_s:.1f} s, learner {step.learner_s:.1f} s "
         f"({step.learner_tokens:.0f} tokens), reward {_or_none(step.reward_mean)}, "
         f"{step.invalid} of {step.num_samples} invalid",
+        **(
+            {"WARNING": f"the step trained nothing ({step.skipped}): times and memory are too low"}
+            if step.skipped
+            else {}
+        ),
         "whole run, at the first step's pace": duration(total_s),
         "of it evaluation": duration(eval_s),
         "peak memory of the run": f"{_gb(step.peak_bytes)}; {_gb(step.most_bytes)} if every answer "

@@ -57,7 +57,8 @@ def largest_pass(samples: Sequence[TrainSample], recipe: Recipe, algorithm: Any)
     from posttrain.data.packing import pack
 
     budget = recipe.learner.max_tokens_per_microbatch
-    micros = pack(samples, budget, whole_groups=algorithm.whole_groups)
+    any_order = not any(component.whole_step for component in algorithm.components)
+    micros = pack(samples, budget, whole_groups=algorithm.whole_groups, any_order=any_order)
     return max((micro.num_rows for micro in micros), default=0)
 
 

@@ -49,7 +49,7 @@ class _Run:
 
 
 class GrowingTree:
-    """A prefix tree under construction, which can say what a sequence would add.
+    """A prefix tree under construction.
 
     Looking a sequence up compares whole runs of tokens; its cost in Python is the number of
     branches on its way, not its length.
@@ -66,15 +66,6 @@ class GrowingTree:
     @property
     def num_rows(self) -> int:
         return self._num_rows
-
-    @property
-    def num_sequences(self) -> int:
-        return len(self._paths)
-
-    def new_rows(self, token_ids: NDArray[np.integer]) -> int:
-        """Rows that adding the sequence would create."""
-        shared = self._shared(np.asarray(token_ids, np.int64))
-        return len(token_ids) - sum(stop - start for start, stop in shared)
 
     def add(self, token_ids: NDArray[np.integer]) -> None:
         """Lay out one sequence [L]."""

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.function import once_differentiable
 
-from posttrain.kernels.library import functions, pointer
+from posttrain.kernels.library import MAX_HEAD_SIZE, checked, functions, pointer
 
 BLOCK = 16
 """Tokens of a block: LANES of vectors.h."""
@@ -45,11 +46,13 @@ class TreeIndex:
         self.starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
         self.first_owned = torch.tensor(list(first_owned), dtype=torch.int32)
         self.longest = max(lengths, default=0)
+        self.num_rows = int(flat.max()) + 1 if len(flat) else 0
 
     def arguments(self) -> tuple[Any, ...]:
         """As the C functions take them."""
         tensors = (self.path, self.position, self.starts, self.first_owned)
-        return (*map(pointer, tensors), len(self.first_owned), self.longest)
+        addresses = (pointer(tensor, dtype=torch.int32) for tensor in tensors)
+        return (*addresses, len(self.first_owned), self.longest)
 
 
 class _TreeAttention(torch.autograd.Function):
@@ -68,19 +71,22 @@ class _TreeAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: torch.Tensor
+    ) -> tuple[Any, ...]:
         query, key, value, out, lse = ctx.saved_tensors
         rows, heads, d = query.shape
         dquery = torch.zeros_like(query)
         dkey, dvalue = torch.empty_like(key), torch.empty_like(value)
         failed = functions().tree_attention_backward(
             pointer(query), pointer(key), pointer(value), pointer(out),
-            pointer(grads[0].contiguous()), pointer(lse), *ctx.index.arguments(), rows,
+            pointer(grads[0].contiguous(), query.shape), pointer(lse, dtype=torch.float32),
+            *ctx.index.arguments(), rows,
             pointer(dquery), pointer(dkey), pointer(dvalue),
             *ctx.scores.arguments(heads, key.shape[1], d),
         )  # fmt: skip
-        if failed:
-            raise MemoryError("attention's backward pass: no memory for the gradients of keys")
+        checked(failed)
         return dquery, dkey, dvalue, None, None
 
 
@@ -107,11 +113,16 @@ def _forward(
     scores: Scores,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows, heads, d = query.shape
+    kv_shape = (rows, key.shape[1], d)
+    if index.num_rows > rows or heads % key.shape[1] or d > MAX_HEAD_SIZE:
+        raise ValueError(f"attention: paths of {index.num_rows} rows, queries {query.shape}")
     out, lse = torch.zeros_like(query), torch.zeros(rows, heads)
-    functions().tree_attention(
-        pointer(query), pointer(key), pointer(value), *index.arguments(), pointer(out),
-        pointer(lse), *scores.arguments(heads, key.shape[1], d),
+    failed = functions().tree_attention(
+        pointer(query), pointer(key, kv_shape), pointer(value, kv_shape), *index.arguments(),
+        pointer(out), pointer(lse, dtype=torch.float32),
+        *scores.arguments(heads, key.shape[1], d),
     )  # fmt: skip
+    checked(failed)
     return out, lse
 
 
@@ -130,10 +141,11 @@ def pool_write(
     """Store M tokens at `slots_M` int32 (block * 16 + place) of keys and values
     [blocks, K, 16 * padded D]."""
     count, kv_heads, d = key_MKD.shape
+    pool = (keys.shape[0], kv_heads, BLOCK * padded_head_size(d))
     functions().pool_write(
-        pointer(key_MKD.contiguous()), pointer(value_MKD.contiguous()), pointer(slots_M),
-        pointer(keys), pointer(values), count, kv_heads, d, padded_head_size(d),
-        torch.get_num_threads(),
+        pointer(key_MKD.contiguous()), pointer(value_MKD.contiguous(), key_MKD.shape),
+        pointer(slots_M, [count], torch.int32), pointer(keys, pool), pointer(values, pool),
+        count, kv_heads, d, padded_head_size(d), torch.get_num_threads(),
     )  # fmt: skip
 
 
@@ -155,9 +167,13 @@ def pool_attention(
     query_THD = query_THD.contiguous()
     _, heads, d = query_THD.shape
     out = torch.zeros_like(query_THD)
-    functions().pool_attention(
-        pointer(query_THD), pointer(keys), pointer(values), pointer(tables_NB),
-        tables_NB.shape[1], pointer(rows), pointer(positions), pointer(starts), len(starts) - 1,
-        pointer(out), *scores.arguments(heads, keys.shape[1], d),
+    pool = (keys.shape[0], keys.shape[1], BLOCK * padded_head_size(d))
+    index = (pointer(t, dtype=torch.int32) for t in (rows, positions, starts))
+    failed = functions().pool_attention(
+        pointer(query_THD), pointer(keys, pool), pointer(values, pool),
+        pointer(tables_NB, [len(starts) - 1, tables_NB.shape[1]], torch.int32),
+        tables_NB.shape[1], *index, len(starts) - 1, pointer(out),
+        *scores.arguments(heads, keys.shape[1], d),
     )  # fmt: skip
+    checked(failed)
     return out

@@ -6,9 +6,11 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +21,10 @@ import torch
 from posttrain.config import cache_dir
 
 SOURCES = Path(__file__).parent / "native"
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11")
+FLAGS = (
+    *("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11"),
+    "-fno-strict-aliasing",  # bf16 numbers are read back in pairs, as 32-bit words
+)
 MAX_HEAD_SIZE = 256
 """MAX_D of attention.c."""
 LEAVE_OUT = "POSTTRAIN_KERNELS"
@@ -44,12 +49,12 @@ def library() -> Library:
     compiler = _compiler()
     if compiler is None:
         return Library(None, "no C compiler: install one (Debian, Ubuntu: gcc) or set CC")
-    target = cache_dir() / "kernels" / f"{_fingerprint(compiler)}.so"
     try:
+        target = cache_dir() / "kernels" / f"{_fingerprint(compiler)}.so"
         return Library(_typed(_loaded(compiler, target)))
     except subprocess.CalledProcessError as error:
         lines = (error.stderr or "").strip().splitlines()
-        return Library(None, f"{compiler} failed: {lines[0] if lines else error}")
+        return Library(None, f"{compiler[0]} failed: {lines[0] if lines else error}")
     except (OSError, subprocess.TimeoutExpired) as error:
         return Library(None, f"{type(error).__name__}: {error}")
 
@@ -74,18 +79,38 @@ def functions() -> ctypes.CDLL:
     return found
 
 
-def pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
+def pointer(
+    tensor: torch.Tensor | None,
+    shape: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> ctypes.c_void_p:
     """Where a contiguous tensor's numbers are; a null pointer for None. It keeps the tensor alive,
-    which may be a copy that nobody else knows."""
+    which may be a copy that nobody else knows.
+
+    Raises ValueError for another dtype, device or (where one is given) shape: C would read on.
+    """
     if tensor is None:
         return ctypes.c_void_p(None)
-    assert tensor.is_contiguous()
+    if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(f"kernel argument: {_described(tensor)} is no contiguous CPU {dtype}")
+    if shape is not None and tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"kernel argument: {_described(tensor)} is not of shape {tuple(shape)}")
     address = ctypes.c_void_p(tensor.data_ptr())
     address.owner = tensor  # type: ignore[attr-defined]
     return address
 
 
-def _loaded(compiler: str, target: Path) -> ctypes.CDLL:
+def _described(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+
+
+def checked(failed: int) -> None:
+    """Raises MemoryError when a kernel says that memory ran out."""
+    if failed:
+        raise MemoryError("a kernel found no memory for its scratch buffers")
+
+
+def _loaded(compiler: Sequence[str], target: Path) -> ctypes.CDLL:
     """The cached build, or a new one where there is none that can be loaded."""
     if target.exists():
         with suppress(OSError):
@@ -94,15 +119,17 @@ def _loaded(compiler: str, target: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(target))
 
 
-def _compiler() -> str | None:
-    candidates = (os.environ["CC"],) if os.environ.get("CC") else _COMPILERS
-    return next((path for name in candidates if (path := shutil.which(name))), None)
+def _compiler() -> list[str] | None:
+    """The command and its own options, as $CC may give them."""
+    named = shlex.split(os.environ.get("CC", ""))
+    candidates = [named] if named else [[name] for name in _COMPILERS]
+    return next((command for command in candidates if shutil.which(command[0])), None)
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: Sequence[str]) -> str:
     """Of all that decides what is built: sources, flags, compiler, processor."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_BUILD_S)
-    digest = hashlib.sha256(repr((FLAGS, platform.machine(), version.stdout)).encode())
+    version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=_BUILD_S)
+    digest = hashlib.sha256(repr((FLAGS, compiler, platform.machine(), version.stdout)).encode())
     digest.update(_processor())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
@@ -117,13 +144,13 @@ def _processor() -> bytes:
     return b"\n".join(known[:2]) or platform.processor().encode()
 
 
-def _build(compiler: str, target: Path) -> None:
+def _build(compiler: Sequence[str], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         built = Path(scratch) / target.name
         sources = sorted(str(source) for source in SOURCES.glob("*.c"))
         subprocess.run(
-            [compiler, *FLAGS, "-o", str(built), *sources, "-lm"],
+            [*compiler, *FLAGS, "-o", str(built), *sources, "-lm"],
             check=True,
             capture_output=True,
             text=True,
@@ -159,9 +186,12 @@ _SIGNATURES: dict[str, list[type]] = {
 }
 
 
+_MAY_FAIL = {"sample", "pool_attention", "tree_attention", "tree_attention_backward"}
+
+
 def _typed(loaded: ctypes.CDLL) -> ctypes.CDLL:
     for name, arguments in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.argtypes = arguments
-        function.restype = _I if name == "tree_attention_backward" else None
+        function.restype = _I if name in _MAY_FAIL else None
     return loaded

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from posttrain.kernels.library import functions, pointer
 
@@ -23,14 +24,19 @@ class _RmsNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, None]:
         x, weight, rstd = ctx.saved_tensors
         n, threads = x.shape[-1], torch.get_num_threads()
+        rows = len(rstd)
         dx = torch.empty_like(x)
         parts = torch.zeros(threads, n + _LANES)
         functions().rms_norm_backward(
-            pointer(grads[0].contiguous()), pointer(x), pointer(weight), pointer(rstd),
-            pointer(dx), pointer(parts), x.numel() // n, n, threads,
+            pointer(grads[0].contiguous(), x.shape), pointer(x), pointer(weight, [n]),
+            pointer(rstd, [rows], torch.float32), pointer(dx),
+            pointer(parts, dtype=torch.float32), rows, n, threads,
         )  # fmt: skip
         return dx, parts[:, :n].sum(0).to(weight.dtype), None
 
@@ -48,8 +54,8 @@ def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Te
     rows = x.numel() // n
     y, rstd = torch.empty_like(x), torch.empty(rows)
     functions().rms_norm(
-        pointer(x), pointer(weight), eps, pointer(y), pointer(rstd), rows, n,
-        torch.get_num_threads(),
+        pointer(x), pointer(weight, [n]), eps, pointer(y), pointer(rstd, dtype=torch.float32),
+        rows, n, torch.get_num_threads(),
     )  # fmt: skip
     return y, rstd
 
@@ -61,13 +67,16 @@ class _Swiglu(torch.autograd.Function):
         return _gated(gate, up)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         gate, up = ctx.saved_tensors
         n = gate.shape[-1]
         dgate, dup = torch.empty_like(gate), torch.empty_like(up)
         functions().swiglu_backward(
-            pointer(grads[0].contiguous()), pointer(gate), pointer(up), pointer(dgate),
-            pointer(dup), gate.numel() // n, n, torch.get_num_threads(),
+            pointer(grads[0].contiguous(), gate.shape), pointer(gate), pointer(up),
+            pointer(dgate), pointer(dup), gate.numel() // n, n, torch.get_num_threads(),
         )  # fmt: skip
         return dgate, dup
 
@@ -84,8 +93,9 @@ def _gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     n = gate.shape[-1]
     out = torch.empty_like(gate)
     functions().swiglu(
-        pointer(gate), pointer(up), pointer(out), gate.numel() // n, n, torch.get_num_threads()
-    )
+        pointer(gate), pointer(up, gate.shape), pointer(out), gate.numel() // n, n,
+        torch.get_num_threads(),
+    )  # fmt: skip
     return out
 
 
@@ -96,7 +106,10 @@ class _Rotate(torch.autograd.Function):
         return _rotated(x, cos, sin, 1.0)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _rotated(grads[0].contiguous(), cos, sin, -1.0), None, None
 
@@ -110,9 +123,10 @@ def rotate(x_THD: torch.Tensor, cos_TD: torch.Tensor, sin_TD: torch.Tensor) -> t
 
 
 def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: float) -> torch.Tensor:
+    rows, _, d = x.shape
     out = torch.empty_like(x)
     functions().rotate(
-        pointer(x), pointer(cos), pointer(sin), pointer(out), *x.shape, sign,
+        pointer(x), pointer(cos, [rows, d]), pointer(sin, [rows, d]), pointer(out), *x.shape, sign,
         torch.get_num_threads(),
     )  # fmt: skip
     return out

@@ -54,7 +54,7 @@ def _choose_by_kernel(
 ) -> tuple[list[int], list[float]]:
     """The kernel draws from whole distributions; rows that are truncated are drawn here."""
     temperature_N = torch.tensor([p.temperature for p in params], dtype=torch.float32)
-    uniform_N = torch.from_numpy(np.asarray(uniforms, dtype=np.float32))
+    uniform_N = torch.from_numpy(np.asarray(uniforms, dtype=np.float64))
     chosen_N, logprobs_N = sample(logits_NV, temperature_N, uniform_N)
     ids, logprobs = chosen_N.tolist(), logprobs_N.tolist()
     if min(ids) < 0:

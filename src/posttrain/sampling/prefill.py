@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from posttrain.data.prefix_tree import build_prefix_tree
+from posttrain.data.prefix_tree import PrefixTree, build_prefix_tree
 from posttrain.sampling.blocks import BlockStore
 from posttrain.sampling.sequence import Sequence
 from posttrain.training.paged import BLOCK, KVPool, PagedLayout
+from posttrain.training.policy import Policy
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Prefill:
     def done(self) -> bool:
         return self._next == self.num_rows
 
-    def step(self, policy: object, pool: KVPool, max_rows: int) -> int:
+    def step(self, policy: Policy, pool: KVPool, max_rows: int) -> int:
         """Compute at most `max_rows` more rows; returns how many."""
         rows, first = self._rows, self._next
         piece = slice(first, min(first + max_rows, self.num_rows))
@@ -66,7 +67,7 @@ class Prefill:
             rows.write_slots[written],
             write_rows=rows.write_rows[written] - first,
         )
-        hidden = policy.hidden(  # type: ignore[attr-defined]
+        hidden = policy.hidden(
             torch.from_numpy(rows.token_ids[piece]),
             torch.from_numpy(rows.positions[piece].astype(np.int64)),
             lambda _: layout,
@@ -100,9 +101,9 @@ class Prefill:
                 if full:
                     block_at[node] = block
 
-    def _plan(self, tree: object) -> tuple[_Rows, np.ndarray]:
+    def _plan(self, tree: PrefixTree) -> tuple[_Rows, np.ndarray]:
         """The rows, and the number of each tree row among them (-1: it is not computed)."""
-        token_ids, paths = tree.token_ids, tree.paths  # type: ignore[attr-defined]
+        token_ids, paths = tree.token_ids, tree.paths
         owner = np.full(len(token_ids), -1, np.int32)
         position = np.zeros(len(token_ids), np.int32)
         writes: list[tuple[np.ndarray, np.ndarray]] = []

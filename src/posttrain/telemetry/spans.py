@@ -123,14 +123,16 @@ def recording(recorder: SpanRecorder) -> Iterator[SpanRecorder]:
 
 def span(name: str, track: str | None = None, **facts: Fact) -> AbstractContextManager[None]:
     """Records how long its body takes, on a track or on that of the present lane."""
-    if _recorder is None:
+    recorder = _recorder  # read once: another thread may end the recording
+    if recorder is None:
         return _NOTHING
-    return _Open(_recorder, name, track or _track.get(), facts)
+    return _Open(recorder, name, track or _track.get(), facts)
 
 
 def lane(name: str) -> AbstractContextManager[None]:
     """A track of its own, `name` and a number, for all spans of its body without a track."""
-    return _NOTHING if _recorder is None else _Lane(_recorder, name)
+    recorder = _recorder
+    return _NOTHING if recorder is None else _Lane(recorder, name)
 
 
 class _Nothing:

@@ -69,9 +69,11 @@ class Core:
     softcap: float | None
     fused: bool
 
-    def native(self, tensor: torch.Tensor) -> bool:
-        """Whether the kernels compute this, for tensors of this kind, heads last but one."""
-        return not self.fused and tensor.shape[-1] <= MAX_HEAD_SIZE and available(tensor)
+    def native(self, *tensors: torch.Tensor) -> bool:
+        """Whether the kernels compute this, for queries, keys and values of one head size."""
+        sizes = {tensor.shape[-1] for tensor in tensors}
+        fits = len(sizes) == 1 and max(sizes) <= MAX_HEAD_SIZE
+        return not self.fused and fits and available(*tensors)
 
     @property
     def scores(self) -> Scores:
@@ -173,7 +175,7 @@ class TreeLayout:
         value_TKD: torch.Tensor,
         core: Core,
     ) -> torch.Tensor:
-        if core.native(query_TKRD):
+        if core.native(query_TKRD, key_TKD, value_TKD):
             flat = query_TKRD.flatten(1, 2)
             out = tree_attention(flat, key_TKD, value_TKD, self._index, core.scores)
             return out.view_as(query_TKRD)

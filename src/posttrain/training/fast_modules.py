@@ -8,6 +8,7 @@ Sampler and learner run the same modules, so both change together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from posttrain.kernels.library import MAX_HEAD_SIZE, available
 from posttrain.kernels.rows import rms_norm, rotate, swiglu
 
 _PROBE_ROWS = (4, 7, 64, 300)
-"""A packed product must not depend on the rows: tried with few, an odd number and many."""
+"""A packed product must have the bits of a plain one: tried with few, an odd number and many."""
 
 
 def install(model: torch.nn.Module, *, packed: bool) -> dict[str, int]:
@@ -50,22 +51,25 @@ def _replaced(module: Any, forward: Forward | None, probe: Probe) -> bool:
     if forward is None:
         return False
     try:
-        same = torch.equal(probe(module, module.forward), probe(module, forward))
+        theirs, ours = probe(module, module.forward), probe(module, forward)
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, AssertionError):
         return False  # it is not what its attributes look like
+    same = bool(theirs.any()) and torch.equal(theirs, ours)  # zeros would prove nothing
     if same:
         module.forward = forward
     return same
 
 
-def _random(*shape: int) -> torch.Tensor:
-    drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+def _random(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    drawn = scale * torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     return drawn.to(torch.bfloat16)
 
 
 def _has_modules(module: Any, names: Sequence[str]) -> bool:
     return all(isinstance(getattr(module, name, None), torch.nn.Module) for name in names)
 
+
+# Forwards are partial functions of their module, so that a copy of the model gets its own.
 
 # --- norms ----------------------------------------------------------------------------------------
 
@@ -75,15 +79,21 @@ def _norm(module: Any) -> Forward | None:
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or weight is None or eps is None:
         return None
+    return partial(_norm_forward, module, eps)
 
-    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
-        return rms_norm(hidden_states, module.weight, eps)
 
-    return forward
+def _norm_forward(module: Any, eps: float, hidden_states: torch.Tensor) -> torch.Tensor:
+    return rms_norm(hidden_states, module.weight, eps)
 
 
 def _probe_norm(module: Any, forward: Forward) -> torch.Tensor:
-    return forward(_random(5, len(module.weight)))
+    """With weights that are not all one: where they are multiplied shows."""
+    kept = module.weight.clone()
+    try:
+        module.weight.copy_(_random(len(kept)))
+        return forward(_random(5, len(kept), scale=8.0))
+    finally:
+        module.weight.copy_(kept)
 
 
 # --- gated layers ---------------------------------------------------------------------------------
@@ -92,15 +102,17 @@ def _probe_norm(module: Any, forward: Forward) -> torch.Tensor:
 def _gate(module: Any) -> Forward | None:
     if not _has_modules(module, ("gate_proj", "up_proj", "down_proj")):
         return None
+    return partial(_gate_forward, module)
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return module.down_proj(swiglu(module.gate_proj(x), module.up_proj(x)))
 
-    return forward
+def _gate_forward(module: Any, x: torch.Tensor) -> torch.Tensor:
+    return module.down_proj(swiglu(module.gate_proj(x), module.up_proj(x)))
 
 
 def _probe_gate(module: Any, forward: Forward) -> torch.Tensor:
-    return forward(_random(8, _inputs(module.gate_proj)))
+    """Ordinary inputs, and large ones: limits on what the layer computes would show."""
+    n = _inputs(module.gate_proj)
+    return torch.cat([forward(_random(8, n)), forward(_random(8, n, scale=30.0))])
 
 
 def _inputs(linear: Any) -> int:
@@ -140,38 +152,45 @@ def _attention(module: Any) -> Forward | None:
         module(*_attention_probe(module), layout=recorder)
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
         return None
-    core, norms = recorder.core, _has_modules(module, ("q_norm", "k_norm"))
+    return partial(_attention_forward, module, recorder.core)
 
-    def forward(
-        hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        *_unused: Any,
-        layout: Any,
-        **_also_unused: Any,
-    ) -> tuple[torch.Tensor, None]:
-        rows = hidden_states[0]
-        count = len(rows)
-        cos, sin = (part[0].contiguous() for part in position_embeddings)
-        query, key, value = (
-            project(rows).view(count, -1, d)
-            for project in (module.q_proj, module.k_proj, module.v_proj)
+
+def _attention_forward(
+    module: Any,
+    core: Any,
+    hidden_states: torch.Tensor,
+    position_embeddings: tuple[torch.Tensor, torch.Tensor],
+    *unused: Any,
+    layout: Any,
+    **also_unused: Any,
+) -> tuple[torch.Tensor, None]:
+    rows, d = hidden_states[0], module.head_dim
+    count = len(rows)
+    cos, sin = (part[0].contiguous() for part in position_embeddings)
+    if cos.shape[-1] != d:  # it rotates a part of each head
+        own = type(module).forward
+        return own(
+            module, hidden_states, position_embeddings, *unused, layout=layout, **also_unused
         )
-        if norms:
-            query, key = module.q_norm(query), module.k_norm(key)
-        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        kv_heads = key.shape[1]
-        grouped = query.view(count, kv_heads, -1, d)
-        out = layout.attend(module.layer_idx, grouped, key, value, core)
-        return module.o_proj(out.reshape(count, -1))[None], None
-
-    return forward
+    query, key, value = (
+        project(rows).view(count, -1, d)
+        for project in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    if _has_modules(module, ("q_norm", "k_norm")):
+        query, key = module.q_norm(query), module.k_norm(key)
+    query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+    grouped = query.view(count, key.shape[1], -1, d)
+    out = layout.attend(module.layer_idx, grouped, key, value, core)
+    return module.o_proj(out.reshape(count, -1))[None], None
 
 
 def _attention_probe(module: Any) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """Hidden states and rotary positions of a few tokens."""
+    """Hidden states and rotary positions of a few tokens, every other one large."""
     angles = _random(8, module.head_dim // 2).float().repeat(1, 2)[None]
     rotary = angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16)
-    return _random(1, 8, _inputs(module.q_proj)), rotary
+    hidden = _random(1, 8, _inputs(module.q_proj))
+    hidden[:, ::2] *= 30
+    return hidden, rotary
 
 
 def _probe_attention(module: Any, forward: Forward) -> torch.Tensor:
@@ -183,20 +202,25 @@ def _probe_attention(module: Any, forward: Forward) -> torch.Tensor:
 
 class _Packed:
     """A linear layer's forward. Without gradient it multiplies with a copy of the weight in
-    oneDNN's own order, made anew when the weight has changed."""
+    oneDNN's own order, made anew when torch counts a change of the weight (`.data` hides one)."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         self._linear = linear
         self._copy: torch.Tensor | None = None
-        self._version = -1
+        self._of: tuple[int, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the model makes its own."""
+        return {"_linear": self._linear, "_copy": None, "_of": None}
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         linear, x = self._linear, input
         if torch.is_grad_enabled():
             return F.linear(x, linear.weight, linear.bias)
-        if self._copy is None or self._version != linear.weight._version:
+        now = linear.weight.data_ptr(), linear.weight._version
+        if self._copy is None or self._of != now:
             self._copy = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
-            self._version = linear.weight._version
+            self._of = now
         return torch.ops.mkldnn._linear_pointwise(x, self._copy, linear.bias, "none", [], "")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from posttrain.algo.entropy import entropy
@@ -121,7 +122,10 @@ class _KernelHead(torch.autograd.Function):
         return logprobs_M, entropy_M
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: torch.Tensor | None
+    ) -> tuple[Any, ...]:
         hidden_MH, weight_VH, labels_M, normaliser_M, entropy_M = ctx.saved_tensors
         g_logprob_M, g_entropy_M = grads
         if g_logprob_M is None:

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 
 from posttrain.kernels.attention import BLOCK, padded_head_size, pool_attention, pool_write
-from posttrain.kernels.library import MAX_HEAD_SIZE, available
 from posttrain.training.attention import Core, bucket_of, query_bucket
 
 __all__ = ["BLOCK", "KVPool", "PagedLayout"]
@@ -45,10 +44,20 @@ class KVPool:
         return sum(t.numel() * t.element_size() for t in held)
 
     def write(
-        self, layer: int, slots_M: torch.Tensor, key_MKD: torch.Tensor, value_MKD: torch.Tensor
+        self,
+        layer: int,
+        slots_M: torch.Tensor,
+        key_MKD: torch.Tensor,
+        value_MKD: torch.Tensor,
+        native: bool = False,
     ) -> None:
-        """Store M tokens, token m in slot `slots_M[m]` (int32)."""
-        keys, values = self._buffers(layer, key_MKD)
+        """Store M tokens, token m in slot `slots_M[m]` (int32); `native` says of the first write in
+        which order."""
+        if self._keys[layer] is None:
+            self.native = native
+            self._keys[layer] = self._empty(key_MKD)
+            self._values[layer] = self._empty(value_MKD)
+        keys, values = self.buffers(layer)
         if self.native:
             pool_write(key_MKD, value_MKD, slots_M, keys, values)
             return
@@ -78,24 +87,15 @@ class KVPool:
         self._keys: list[torch.Tensor | None] = [None] * len(self._keys)
         self._values: list[torch.Tensor | None] = [None] * len(self._values)
 
-    def _buffers(self, layer: int, like_MKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._keys[layer] is None:
-            kv_heads, d = like_MKD.shape[1:]
-            self.native = available(like_MKD) and d <= MAX_HEAD_SIZE
-            shape = (
-                (self.num_blocks, kv_heads, BLOCK * padded_head_size(d))
-                if self.native
-                else (self.num_blocks, BLOCK, kv_heads, d)
-            )
-            self._keys[layer] = _zeros(shape, like_MKD)
-            self._values[layer] = _zeros(shape, like_MKD)
-        return self.buffers(layer)
+    def _empty(self, like_MKD: torch.Tensor) -> torch.Tensor:
+        kv_heads, d = like_MKD.shape[1:]
+        if self.native:
+            return _zeros((self.num_blocks, kv_heads, BLOCK * padded_head_size(d)), like_MKD)
+        return _zeros((self.num_blocks, BLOCK, kv_heads, d), like_MKD)
 
 
 def _zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    """On a CPU the system gives a page when it is first written, so room costs nothing."""
-    if like.device.type != "cpu":
-        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+    """The system gives a page when it is first written, so room costs nothing."""
     raw = np.zeros(int(np.prod(shape)) * like.element_size(), np.uint8)
     return torch.from_numpy(raw).view(like.dtype).view(shape)
 
@@ -140,8 +140,9 @@ class PagedLayout:
         core: Core,
     ) -> torch.Tensor:
         chosen = slice(len(self._slots)) if self._write_rows is None else self._write_rows
-        self._pool.write(layer, self._slots, key_TKD[chosen], value_TKD[chosen])
-        if core.native(query_TKRD) and self._pool.native:
+        native = core.native(query_TKRD, key_TKD, value_TKD)
+        self._pool.write(layer, self._slots, key_TKD[chosen], value_TKD[chosen], native)
+        if native:
             keys, values = self._pool.buffers(layer)
             out = pool_attention(
                 query_TKRD.flatten(1, 2), keys, values, self._tables, self._rows,

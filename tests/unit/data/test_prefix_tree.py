@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.data.packing import label_rows, pack
-from posttrain.data.prefix_tree import GrowingTree, build_prefix_tree
+from posttrain.data.prefix_tree import build_prefix_tree
 from posttrain.types import TrainSample
 
 # Few different tokens, so that prefixes are shared, nested and repeated all the time.
@@ -30,17 +30,6 @@ def test_a_path_spells_its_sequence_and_equal_prefixes_share_rows(ids: list[list
             assert known == row, "one row per distinct prefix"
         assert np.array_equal(path[first:], np.arange(len(path) - first) + path[first:][:1].sum())
     assert tree.num_rows == len(prefixes), "and no row that no prefix needs"
-
-
-@given(ids=sequences)
-@settings(max_examples=50, deadline=None)
-def test_what_a_sequence_would_add_is_what_it_adds(ids: list[list[int]]) -> None:
-    tree = GrowingTree()
-    for sequence in ids:
-        expected = tree.num_rows + tree.new_rows(np.array(sequence, np.int32))
-        tree.add(np.array(sequence, np.int32))
-        assert tree.num_rows == expected
-    assert tree.num_sequences == len(ids)
 
 
 def sample_of(ids: list[int], trained_from: int, index: int) -> TrainSample:

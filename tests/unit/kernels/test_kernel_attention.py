@@ -183,3 +183,39 @@ def test_a_shared_prefix_gets_the_gradients_of_all_that_read_it() -> None:
 def test_no_sequences_give_zeros() -> None:
     c = case((64, 9, 3), (None, None))
     assert bool((tree_attention(c.query, c.key, c.value, TreeIndex([], []), c.scores) == 0).all())
+
+
+def test_values_of_another_head_size_are_refused_before_c_reads_them() -> None:
+    c = case((64, 9, 3), (None, None))
+    index = TreeIndex(PATHS, FIRST_OWNED)
+    with pytest.raises(ValueError, match="kernel argument"):
+        tree_attention(c.query, c.key, c.value[:, :, :32], index, c.scores)
+    with pytest.raises(ValueError, match="paths of 74 rows"):
+        tree_attention(c.query[:70], c.key[:70], c.value[:70], index, c.scores)
+
+
+def test_gradients_do_not_depend_on_how_many_sequences_fit_into_a_wave() -> None:
+    """64 siblings of a prompt of 2,000 tokens: several waves, each sibling alone for comparison."""
+    prompt, own, d = 2000, 4, 16
+    paths = [np.arange(prompt)]
+    paths += [
+        np.concatenate([np.arange(prompt), prompt + own * n + np.arange(own)]) for n in range(300)
+    ]
+    rows = prompt + own * 300
+    leaves = [random(rows, 1, d, seed=s).requires_grad_() for s in (1, 2, 3)]
+    scores = Scores(0.25, None, None)
+    out = tree_attention(*leaves, TreeIndex(paths, [0] + [prompt] * 300), scores)
+    slope = random(*out.shape, seed=4)
+    found = torch.autograd.grad(out, leaves, slope)
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    query, key, value = exact
+    whole = torch.einsum("qhd,khd->hqk", query, key) * scores.scaling
+    at = torch.arange(rows)
+    sibling = (at - prompt).div(own, rounding_mode="floor").clamp_min(-1)
+    seen = (at[None] <= at[:, None]) & ((sibling[None] == -1) | (sibling[None] == sibling[:, None]))
+    weights = whole.masked_fill(~seen, float("-inf")).softmax(-1)
+    expected = torch.autograd.grad(
+        torch.einsum("hqk,khd->qhd", weights, value), exact, slope.double()
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        assert float((ours.double() - theirs).norm() / theirs.norm()) < 8e-3

@@ -67,7 +67,7 @@ def test_only_bf16_on_a_cpu_is_given_to_them() -> None:
 def test_a_pointer_keeps_its_numbers_alive() -> None:
     """Callers write `pointer(x.contiguous())`: without an owner the copy would be freed at once."""
     source = torch.arange(6.0).view(2, 3).T
-    address = pointer(source.contiguous())
+    address = pointer(source.contiguous(), dtype=torch.float32)
     others = [torch.full((6,), 9.0) for _ in range(50)]
     found = (ctypes.c_float * 6).from_address(address.value or 0)
     assert list(found) == [0.0, 3.0, 1.0, 4.0, 2.0, 5.0] and others

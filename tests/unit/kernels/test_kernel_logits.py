@@ -125,3 +125,29 @@ def test_a_row_has_the_same_bits_alone_and_among_many() -> None:
     for row in (0, 17, 49):
         alone = logit_stats(logits[row : row + 1], labels[row : row + 1], 1.0)
         assert all(torch.equal(a[0], m[row]) for a, m in zip(alone, many, strict=True))
+
+
+def test_tokens_far_below_the_largest_are_drawn_as_often_as_they_should() -> None:
+    """A flat tail of 2^17 tokens of 1e-8 each: all places of a block, with the chance stated."""
+    size = 1 << 17
+    logits = torch.full((1, size), -18.5, dtype=torch.bfloat16)
+    logits[0, 0] = 0
+    total = 1 + (size - 1) * float(torch.tensor(-18.5).exp())
+    uniform = torch.linspace(1 / total + 1e-6, 1 - 1e-9, 2000, dtype=torch.float64)
+    ids, logprobs = sample(logits.expand(2000, -1).contiguous(), torch.ones(2000), uniform)
+    assert len(set(ids.tolist())) > 1900 and len(set((ids % 256).tolist())) > 250
+    below = 1 + (ids.double() - 1) * float(torch.tensor(-18.5).exp())
+    assert float((below / total - uniform).abs().max()) < 1e-6
+    assert torch.allclose(logprobs, torch.tensor(-18.5) - torch.tensor(total).log(), atol=1e-4)
+
+
+def test_what_does_not_fit_is_refused_before_c_reads_it() -> None:
+    logits = random_logits(2)
+    for call in (
+        lambda: logit_stats(logits, torch.tensor([0, V]), 1.0),
+        lambda: logit_stats(logits, torch.tensor([0]), 1.0),
+        lambda: logit_stats(logits.float(), torch.tensor([0, 1]), 1.0),
+        lambda: sample(logits, torch.ones(3), torch.rand(2)),
+    ):
+        with pytest.raises(ValueError, match="kernel argument|labels span"):
+            call()

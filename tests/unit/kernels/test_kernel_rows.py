@@ -108,3 +108,17 @@ def test_what_is_not_a_number_stays_visible() -> None:
 def test_large_inputs_do_not_overflow() -> None:
     x = torch.tensor([[-3e38, -100.0, 0.0, 100.0, 3e38]], dtype=torch.bfloat16)
     assert torch.equal(swiglu(x, torch.ones_like(x)), F.silu(x))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: rms_norm(x, x[0, :5], 1e-6),
+        lambda x: rms_norm(x.float(), x[0].float(), 1e-6),
+        lambda x: swiglu(x, x[:, :20]),
+        lambda x: rotate(x.view(3, 1, 40), x[:, :20], x[:, :20]),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_c_reads_it(call: Function) -> None:
+    with pytest.raises(ValueError, match="kernel argument"):
+        call(random(3, 40))

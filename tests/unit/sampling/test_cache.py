@@ -366,6 +366,26 @@ def test_sampled_log_probs_are_those_of_the_learners_pass(read_policy: Callable[
             assert found.tolist() == completion.sampler_logprobs.tolist()
 
 
+def test_the_fused_attention_samples_too_and_promises_less(sharp_folder: Path) -> None:
+    """`model.attention = "sdpa"`: the same distribution, rounded in another way."""
+    policy = load_policy(sharp_folder, dtype="bfloat16", attention_kind="sdpa")
+    sampler = EmbeddedSampler(policy, max_batch=4)
+    prompt, params = prompt_of(policy, 40), SamplingParams(20, ignore_eos=True)
+
+    async def group() -> list[Completion]:
+        return await asyncio.gather(*(sampler.generate(prompt, params, i) for i in range(4)))
+
+    done = asyncio.run(group())
+    tree = build_prefix_tree([np.concatenate([prompt, c.token_ids]) for c in done])
+    with torch.no_grad():
+        hidden = policy.tree_hidden(tree)
+        for path, completion in zip(tree.paths, done, strict=True):
+            labels = torch.from_numpy(completion.token_ids.astype(np.int64))
+            found = _logprobs(policy, hidden[torch.from_numpy(path[39:-1])], labels)
+            mismatch = (found - torch.from_numpy(completion.sampler_logprobs)).abs()
+            assert float(mismatch.mean()) < 0.05
+
+
 def _logprobs(policy: Any, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     if policy.kernel_logits:
         return logit_stats(policy.raw_logits(hidden), labels, 1.0)[0]

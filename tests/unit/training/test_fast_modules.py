@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +128,40 @@ def test_a_policy_that_is_not_trained_keeps_one_copy_of_its_weights(sharp_folder
         return sum(isinstance(m.forward, fast_modules._Packed) for m in policy.model.modules())
 
     assert packed(trained) > 0 and packed(frozen) == 0
+
+
+def test_a_copy_of_a_model_computes_with_its_own_weights() -> None:
+    model = small_llama()
+    fast_modules.install(model, packed=True)
+    before = logits(model)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(logits(again), before)
+        with torch.no_grad():
+            for parameter in again.parameters():
+                parameter.zero_()
+        assert not logits(again).any()
+    assert torch.equal(logits(model), before)
+
+
+def test_a_layer_whose_output_is_zero_proves_nothing_and_keeps_its_forward() -> None:
+    model = small_llama()
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.zero_()
+        model.model.layers[1].self_attn.o_proj.weight.zero_()
+    counts = fast_modules.install(model, packed=False)
+    assert (counts["gates"], counts["attention"]) == (1, 1)
+
+
+class EarlyWeight(LlamaRMSNorm):
+    """It multiplies by the weight before it rounds: the same while weights are one."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        wide = hidden_states.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (self.weight.float() * normed).to(hidden_states.dtype)
+
+
+def test_a_norm_that_differs_only_for_other_weights_is_found_out() -> None:
+    model = small_llama()
+    model.model.norm.__class__ = type("EarlyRMSNorm", (EarlyWeight,), {})
+    assert fast_modules.install(model, packed=False)["norms"] == 4

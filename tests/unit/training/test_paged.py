@@ -101,7 +101,8 @@ def test_what_other_sequences_left_in_a_block_does_not_matter(rows: Rows, core: 
     pool = KVPool(1, 40)
     everything = np.arange(40 * BLOCK, dtype=np.int32)
     junk = random(len(everything), K, D, seed=9, dtype=rows.key.dtype) * 1e4
-    pool.write(0, torch.from_numpy(everything), junk, junk)
+    native = core.native(rows.query, rows.key, rows.value)
+    pool.write(0, torch.from_numpy(everything), junk, junk, native)
     found = rows.paged(pool, core, np.arange(sum(LENGTHS)))
     assert same(found, rows.expected(core))
 

@@ -217,20 +217,25 @@ static Shape make_shape(float scaling, float softcap, int window, int heads, int
 }
 INLINE size_t scratch_floats(int width) { return (size_t)TILE * width * 3 / 2 + LANES; }
 
-/* Sequences in a pool. Sequence n owns the query rows [starts[n], starts[n + 1]) of `rows`, and
+/* Entry points return 1 when memory ran out, else 0.
+ *
+ * Sequences in a pool. Sequence n owns the query rows [starts[n], starts[n + 1]) of `rows`, and
  * block j of its tokens is block tables[n * max_blocks + j] of the pool. */
-API void pool_attention(const bf16 *q, const bf16 *keys, const bf16 *values, const int32_t *tables,
+API int pool_attention(const bf16 *q, const bf16 *keys, const bf16 *values, const int32_t *tables,
                         int max_blocks, const int32_t *rows, const int32_t *positions,
                         const int32_t *starts, int64_t sequences, bf16 *out, float scaling,
                         float softcap, int window, int heads, int kv_heads, int d, int threads) {
     Shape s = make_shape(scaling, softcap, window, heads, kv_heads, d);
-    int width = max_blocks * LANES;
+    int width = max_blocks * LANES, failed = 0;
 #pragma omp parallel num_threads(threads)
     {
         float *scores = malloc(sizeof(float) * scratch_floats(width));
         const bf16 **blocks = malloc(sizeof(bf16 *) * (size_t)max_blocks * 2);
+        int ready = scores && blocks;
+        if (!ready) note(&failed);
 #pragma omp for schedule(dynamic, 4)
         for (int64_t job = 0; job < sequences * kv_heads; job++) {
+            if (!ready) continue;
             int64_t n = job / kv_heads, head = job % kv_heads;
             Queries own = {rows + starts[n], positions + starts[n], starts[n + 1] - starts[n]};
             int last = 0;
@@ -246,6 +251,7 @@ API void pool_attention(const bf16 *q, const bf16 *keys, const bf16 *values, con
         free(scores);
         free(blocks);
     }
+    return failed;
 }
 
 static void block_pointers(const bf16 *packed, int blocks, const Shape *s, const bf16 **to) {
@@ -254,20 +260,23 @@ static void block_pointers(const bf16 *packed, int blocks, const Shape *s, const
 
 /* Sequences as paths through rows (a prefix tree): sequence n is path[starts[n] .. starts[n + 1]],
  * and owns the queries from its token first_owned[n] on. lse is [rows, heads]. */
-API void tree_attention(const bf16 *q, const bf16 *k, const bf16 *v, const int32_t *path,
+API int tree_attention(const bf16 *q, const bf16 *k, const bf16 *v, const int32_t *path,
                         const int32_t *position, const int32_t *starts, const int32_t *first_owned,
                         int64_t sequences, int longest, bf16 *out, float *lse, float scaling,
                         float softcap, int window, int heads, int kv_heads, int d, int threads) {
     Shape s = make_shape(scaling, softcap, window, heads, kv_heads, d);
-    int max_blocks = (longest + LANES - 1) / LANES, width = max_blocks * LANES;
+    int max_blocks = (longest + LANES - 1) / LANES, width = max_blocks * LANES, failed = 0;
     int64_t stride = (int64_t)kv_heads * d;
 #pragma omp parallel num_threads(threads)
     {
         float *scores = malloc(sizeof(float) * scratch_floats(width));
         bf16 *packed = malloc(sizeof(bf16) * (size_t)(2 * max_blocks * block_size(&s)));
         const bf16 **blocks = malloc(sizeof(bf16 *) * (size_t)max_blocks * 2);
+        int ready = scores && packed && blocks;
+        if (!ready) note(&failed);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t job = 0; job < sequences * kv_heads; job++) {
+            if (!ready) continue;
             int64_t n = job / kv_heads, head = job % kv_heads;
             int length = starts[n + 1] - starts[n], owned = first_owned[n];
             if (owned >= length) continue;
@@ -285,6 +294,7 @@ API void tree_attention(const bf16 *q, const bf16 *k, const bf16 *v, const int32
         free(packed);
         free(blocks);
     }
+    return failed;
 }
 
 /* --- backward --------------------------------------------------------------------------------- */
@@ -394,8 +404,6 @@ static void attend_backward(const bf16 *q, const bf16 *out, const bf16 *dout, co
                     store_upto(to + d, load_f32(dq_rows + i * MAX_D + d), s->d - d);
             }
         }
-        for (int p = (count + 1) / 2; p < GRAD_TILE / 2; p++)
-            memset(ds_pairs + p * width, 0, sizeof(uint32_t) * (size_t)width);
         bf16 pairs[GRAD_TILE * MAX_D];
         pair_queries(q, stride, offset, index, repeat, count, pairs, s);
         add_to_tokens(ds_pairs, width, pairs, first, last, s, dk);
@@ -404,33 +412,42 @@ static void attend_backward(const bf16 *q, const bf16 *out, const bf16 *dout, co
     }
 }
 
-/* Add each sequence's part to the rows of its path, sequence after sequence, and round once. */
+/* Parts of a wave of sequences, float32: one for each sequence and head, of its own padded length. */
+#define WAVE_FLOATS (8 << 20)
+
+/* Add the wave's parts to the rows of their paths, sequence after sequence. sums [kv_heads][rows]
+ * [padded_d]. */
 static void add_parts(const float *parts, const int64_t *offsets, const int32_t *path,
-                      const int32_t *starts, const int32_t *first_owned, int64_t sequences,
-                      int64_t num_rows, bf16 *to, const Shape *s, int threads) {
+                      const int32_t *starts, const int32_t *first_owned, int64_t from, int64_t to,
+                      int64_t num_rows, float *sums, const Shape *s, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int head = 0; head < s->kv_heads; head++) {
-        float *sums = calloc((size_t)(num_rows * s->padded_d), sizeof(float));
-        for (int64_t n = 0; n < sequences; n++) {
+        float *rows = sums + head * num_rows * s->padded_d;
+        for (int64_t n = from; n < to; n++) {
             int length = starts[n + 1] - starts[n];
             if (first_owned[n] >= length) continue;
-            const float *part = parts + offsets[n * s->kv_heads + head];
+            const float *part = parts + offsets[(n - from) * s->kv_heads + head];
             for (int j = 0; j < length; j++) {
-                float *row = sums + (int64_t)path[starts[n] + j] * s->padded_d;
+                float *row = rows + (int64_t)path[starts[n] + j] * s->padded_d;
                 for (int d = 0; d < s->padded_d; d += LANES)
                     store_f32(row + d, load_f32(row + d) + load_f32(part + (int64_t)j * s->padded_d + d));
             }
         }
-        for (int64_t t = 0; t < num_rows; t++)
-            for (int d = 0; d < s->d; d += LANES)
-                store_upto(to + (t * s->kv_heads + head) * s->d + d,
-                           load_f32(sums + t * s->padded_d + d), s->d - d);
-        free(sums);
     }
 }
 
-/* Gradients of `tree_attention` in q, k and v. dq must be zero where no sequence owns a query.
- * Returns 1 when memory ran out, else 0. */
+static void round_rows(const float *sums, int64_t num_rows, bf16 *to, const Shape *s, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t t = 0; t < num_rows; t++)
+        for (int head = 0; head < s->kv_heads; head++)
+            for (int d = 0; d < s->d; d += LANES)
+                store_upto(to + (t * s->kv_heads + head) * s->d + d,
+                           load_f32(sums + (head * num_rows + t) * s->padded_d + d), s->d - d);
+}
+
+/* Gradients of `tree_attention` in q, k and v. dq must be zero where no sequence owns a query. What
+ * is held beside them grows with the rows, not with the lengths of all paths: sequences are taken in
+ * waves. */
 API int tree_attention_backward(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *out,
                                 const bf16 *dout, const float *lse, const int32_t *path,
                                 const int32_t *position, const int32_t *starts,
@@ -439,48 +456,63 @@ API int tree_attention_backward(const bf16 *q, const bf16 *k, const bf16 *v, con
                                 float softcap, int window, int heads, int kv_heads, int d,
                                 int threads) {
     Shape s = make_shape(scaling, softcap, window, heads, kv_heads, d);
-    int max_blocks = (longest + LANES - 1) / LANES, width = max_blocks * LANES;
-    int64_t stride = (int64_t)kv_heads * d, parts = 0;
+    int max_blocks = (longest + LANES - 1) / LANES, width = max_blocks * LANES, failed = 0;
+    int64_t stride = (int64_t)kv_heads * d, of_rows = kv_heads * num_rows * s.padded_d;
+    int64_t longest_part = max_blocks * block_size(&s) * kv_heads;
+    int64_t wave = WAVE_FLOATS > longest_part ? WAVE_FLOATS : longest_part;
     int64_t *offsets = malloc(sizeof(int64_t) * (size_t)(sequences * kv_heads + 1));
-    if (!offsets) return 1;
-    for (int64_t job = 0; job < sequences * kv_heads; job++) {
-        int64_t n = job / kv_heads;
-        int length = starts[n + 1] - starts[n];
-        offsets[job] = parts;
-        if (first_owned[n] < length) parts += (length + LANES - 1) / LANES * block_size(&s);
-    }
-    float *all_dk = calloc((size_t)parts + 1, sizeof(float));
-    float *all_dv = calloc((size_t)parts + 1, sizeof(float));
-    if (!all_dk || !all_dv) {
-        free(offsets), free(all_dk), free(all_dv);
-        return 1;
-    }
-#pragma omp parallel num_threads(threads)
-    {
-        size_t floats = (size_t)width * (TILE * 2 + TILE / 2 + GRAD_TILE);
-        float *scratch = malloc(sizeof(float) * floats);
-        bf16 *packed = malloc(sizeof(bf16) * (size_t)(3 * max_blocks * block_size(&s)));
-        const bf16 **pointers = malloc(sizeof(bf16 *) * (size_t)max_blocks * 3);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t job = 0; job < sequences * kv_heads; job++) {
-            int64_t n = job / kv_heads, head = job % kv_heads, size = max_blocks * block_size(&s);
-            int length = starts[n + 1] - starts[n], owned = first_owned[n];
-            if (owned >= length) continue;
-            const int32_t *own_path = path + starts[n];
-            Packed views = {packed, packed + size, packed + 2 * size};
-            pack_tokens(k + head * d, stride, own_path, length, packed, &s, 1);
-            pack_tokens(v + head * d, stride, own_path, length, packed + size, &s, 1);
-            pack_tokens(k + head * d, stride, own_path, length, packed + 2 * size, &s, 0);
-            Queries own = {own_path + owned, position + starts[n] + owned, length - owned};
-            attend_backward(q, out, dout, lse, own, (int)head, &views, pointers, max_blocks, &s,
-                            scratch, width, dq, all_dk + offsets[job], all_dv + offsets[job]);
+    float *sum_dk = calloc((size_t)of_rows + 1, sizeof(float));
+    float *sum_dv = calloc((size_t)of_rows + 1, sizeof(float));
+    float *part_dk = malloc(sizeof(float) * (size_t)(wave + 1));
+    float *part_dv = malloc(sizeof(float) * (size_t)(wave + 1));
+    failed = !offsets || !sum_dk || !sum_dv || !part_dk || !part_dv;
+    for (int64_t from = 0, to = 0; from < sequences && !failed; from = to) {
+        int64_t parts = 0;
+        for (; to < sequences; to++) {
+            int length = starts[to + 1] - starts[to];
+            int64_t size = first_owned[to] < length ? (length + LANES - 1) / LANES * block_size(&s) : 0;
+            if (parts + size * kv_heads > wave) break;
+            for (int head = 0; head < kv_heads; head++, parts += size)
+                offsets[(to - from) * kv_heads + head] = parts;
         }
-        free(scratch);
-        free(packed);
-        free(pointers);
+        memset(part_dk, 0, sizeof(float) * (size_t)parts);
+        memset(part_dv, 0, sizeof(float) * (size_t)parts);
+#pragma omp parallel num_threads(threads)
+        {
+            size_t floats = (size_t)width * (TILE * 2 + TILE / 2 + GRAD_TILE);
+            float *scratch = malloc(sizeof(float) * floats);
+            bf16 *packed = malloc(sizeof(bf16) * (size_t)(3 * max_blocks * block_size(&s)));
+            const bf16 **pointers = malloc(sizeof(bf16 *) * (size_t)max_blocks * 3);
+            int ready = scratch && packed && pointers;
+            if (!ready) note(&failed);
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t job = 0; job < (to - from) * kv_heads; job++) {
+                if (!ready) continue;
+                int64_t n = from + job / kv_heads, head = job % kv_heads;
+                int64_t size = max_blocks * block_size(&s);
+                int length = starts[n + 1] - starts[n], owned = first_owned[n];
+                if (owned >= length) continue;
+                const int32_t *own_path = path + starts[n];
+                Packed views = {packed, packed + size, packed + 2 * size};
+                pack_tokens(k + head * d, stride, own_path, length, packed, &s, 1);
+                pack_tokens(v + head * d, stride, own_path, length, packed + size, &s, 1);
+                pack_tokens(k + head * d, stride, own_path, length, packed + 2 * size, &s, 0);
+                Queries own = {own_path + owned, position + starts[n] + owned, length - owned};
+                attend_backward(q, out, dout, lse, own, (int)head, &views, pointers, max_blocks, &s,
+                                scratch, width, dq, part_dk + offsets[job], part_dv + offsets[job]);
+            }
+            free(scratch);
+            free(packed);
+            free(pointers);
+        }
+        if (failed) break;
+        add_parts(part_dk, offsets, path, starts, first_owned, from, to, num_rows, sum_dk, &s, threads);
+        add_parts(part_dv, offsets, path, starts, first_owned, from, to, num_rows, sum_dv, &s, threads);
     }
-    add_parts(all_dk, offsets, path, starts, first_owned, sequences, num_rows, dk, &s, threads);
-    add_parts(all_dv, offsets, path, starts, first_owned, sequences, num_rows, dv, &s, threads);
-    free(offsets), free(all_dk), free(all_dv);
-    return 0;
+    if (!failed) {
+        round_rows(sum_dk, num_rows, dk, &s, threads);
+        round_rows(sum_dv, num_rows, dv, &s, threads);
+    }
+    free(offsets), free(sum_dk), free(sum_dv), free(part_dk), free(part_dv);
+    return failed;
 }

@@ -116,8 +116,8 @@ API void rotate(const bf16 *x, const bf16 *cos, const bf16 *sin, bf16 *out, int6
 #define BLOCK 256 /* entries of a row that are summed together */
 
 typedef struct {
-    float top;   /* largest scaled logit */
-    float total; /* sum of exp(scaled - top), block by block */
+    float top;    /* largest scaled logit */
+    double total; /* sum of exp(scaled - top), block by block */
 } Sums;
 
 INLINE f32x16 scaled(const bf16 *row, int i, int vocab, float temperature) {
@@ -144,7 +144,7 @@ static Sums row_sums(const bf16 *row, int vocab, float temperature, float *mass)
             sum = sum + exp_f32(scaled(row, i, vocab, temperature) - sums.top);
         float block = sum_lanes(sum);
         if (mass) mass[b / BLOCK] = block;
-        sums.total += block;
+        sums.total += (double)block;
     }
     return sums;
 }
@@ -161,7 +161,7 @@ API void logit_stats(const bf16 *logits, const int64_t *labels, float temperatur
     for (int64_t r = 0; r < rows; r++) {
         const bf16 *row = logits + r * vocab;
         Sums sums = row_sums(row, vocab, temperature, NULL);
-        float lse = sums.top + logf(sums.total);
+        float lse = sums.top + logf((float)sums.total);
         f32x16 weighted = splat(0);
         for (int i = 0; i < vocab; i += LANES) {
             f32x16 centred = scaled(row, i, vocab, temperature) - sums.top;
@@ -170,7 +170,7 @@ API void logit_stats(const bf16 *logits, const int64_t *labels, float temperatur
         }
         logprob[r] = logit(row, labels[r], temperature) - lse;
         normaliser[r] = lse;
-        entropy[r] = logf(sums.total) - sum_lanes(weighted) / sums.total;
+        entropy[r] = logf((float)sums.total) - sum_lanes(weighted) / (float)sums.total;
     }
 }
 
@@ -196,49 +196,53 @@ API void logit_stats_backward(bf16 *logits, const int64_t *labels, float tempera
     }
 }
 
-/* The id at which the running sum of exp(scaled - top) passes uniform * total. Rounding can leave
- * the target above the last sum: then the last id of positive mass. */
+/* The id at which the running sum of exp(scaled - top) passes uniform * total: first the block, then
+ * the place in it, from zero on and in double, so that masses far below the sum before them count.
+ * Rounding can leave the target above the last sum: then the last id of positive mass. */
 static int64_t invert(const bf16 *row, int vocab, float temperature, Sums sums, const float *mass,
-                      float uniform) {
-    float target = uniform * sums.total, before = 0;
+                      double uniform) {
+    double target = uniform * sums.total, before = 0, rest = target;
     int blocks = (vocab + BLOCK - 1) / BLOCK, block = -1;
     for (int b = 0; b < blocks; b++) {
         if (mass[b] > 0) {
             block = b;
-            if (before + mass[b] > target) break;
+            rest = target - before;
+            if (before + (double)mass[b] > target) break;
         }
-        if (b + 1 < blocks) before += mass[b];
+        before += (double)mass[b];
     }
-    before = 0;
-    for (int b = 0; b < block; b++) before += mass[b];
     int64_t found = -1;
+    double sum = 0;
     for (int i = block * BLOCK; i < vocab && i < (block + 1) * BLOCK; i += LANES) {
         float e[LANES];
         store_f32(e, exp_f32(scaled(row, i, vocab, temperature) - sums.top));
         for (int j = 0; j < LANES; j++)
             if (e[j] > 0) {
                 found = i + j;
-                before += e[j];
-                if (before > target) return found;
+                sum += (double)e[j];
+                if (sum > rest) return found;
             }
     }
     return found;
 }
 
 /* One token a row by inverting its distribution at uniform[row]; temperature 0 takes the first
- * largest, with log-prob 0. Ids are -1 where the logits are not numbers. */
-API void sample(const bf16 *logits, const float *temperature, const float *uniform, int64_t *ids,
-                float *logprob, int64_t rows, int vocab, int threads) {
-    int blocks = (vocab + BLOCK - 1) / BLOCK;
+ * largest, with log-prob 0. Ids are -1 where the logits are not numbers. Returns 1 when memory ran
+ * out. */
+API int sample(const bf16 *logits, const float *temperature, const double *uniform, int64_t *ids,
+               float *logprob, int64_t rows, int vocab, int threads) {
+    int blocks = (vocab + BLOCK - 1) / BLOCK, failed = 0;
 #pragma omp parallel num_threads(threads)
     {
         float *mass = malloc(sizeof(float) * (size_t)blocks);
+        if (!mass) note(&failed);
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < rows; r++) {
+            if (!mass) continue;
             const bf16 *row = logits + r * vocab;
             float t = temperature[r] == 0 ? 1.0f : temperature[r];
             Sums sums = row_sums(row, vocab, t, mass);
-            float lse = sums.top + logf(sums.total);
+            float lse = sums.top + logf((float)sums.total);
             if (!isfinite(lse)) {
                 ids[r] = -1;
                 logprob[r] = NAN;
@@ -254,4 +258,5 @@ API void sample(const bf16 *logits, const float *temperature, const float *unifo
         }
         free(mass);
     }
+    return failed;
 }

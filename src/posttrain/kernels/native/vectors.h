@@ -1,5 +1,5 @@
-/* Sixteen lanes at a time, in GCC's vector extensions: the same operations in the same order on any
- * processor, with the widest instructions it has.
+/* Sixteen lanes at a time, in GCC's vector extensions: any processor runs them, with the widest
+ * instructions it has. Within one build an output is always the same operations in the same order.
  *
  * Every function here works on whole vectors. A row that does not fill its last vector is padded
  * with a neutral value, so an output never depends on where a loop was cut.
@@ -35,6 +35,12 @@ INLINE void store_f32(float *p, f32x16 x) { *(f32x16_u *)p = x; }
 /* `mask` is all ones or all zeros in each lane, as comparisons give it. */
 INLINE f32x16 choose(i32x16 mask, f32x16 yes, f32x16 no) {
     return (f32x16)(((i32x16)yes & mask) | ((i32x16)no & ~mask));
+}
+
+/* Threads that find no memory say so, and leave their share undone. */
+INLINE void note(int *failed) {
+#pragma omp atomic write
+    *failed = 1;
 }
 
 INLINE float to_f32(bf16 x) {
@@ -95,7 +101,8 @@ INLINE float max_lanes(f32x16 x) {
 }
 INLINE f32x16 max_of(f32x16 a, f32x16 b) { return choose(a > b, a, b); }
 
-/* e^x within 2 ulp for x in [-87, 88]; exactly 0 below -87, so that what is masked adds nothing.
+/* e^x within 2 ulp for x in [-87, 88], e^88 above; exactly 0 below -87, so that what is masked adds
+ * nothing.
  * Range reduction and coefficients: Cody and Waite; Cephes' expf. A NaN stays one. */
 INLINE f32x16 exp_f32(f32x16 x) {
     const f32x16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
