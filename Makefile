@@ -2,7 +2,6 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
-BENCHMARKS = $(if $(NAME),benchmarks/$(subst -,_,$(NAME)).py,$(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
 
 ifndef RUN
 RUN := runs/quickstart-$(shell date +%Y%m%d-%H%M%S)
@@ -11,7 +10,7 @@ endif
 # Tests use tiny tensors: more threads than one only wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help setup quickstart test test-all lint format bench oracles constraints clean
+.PHONY: help setup quickstart test test-all lint format bench peers oracles constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -40,8 +39,13 @@ format: setup ## let ruff mend what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: setup ## run the benchmarks, or one: make bench NAME=rollout
-	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+bench: setup ## run the benchmarks, or one: make bench NAME=rollout (ARGS="--repeats 1")
+	@for name in $(or $(NAME),$$($(BIN)/posttrain bench | cut -d ' ' -f 1)); do \
+		echo "== $$name"; $(BIN)/posttrain bench "$$name" $(ARGS) || exit 1; done
+
+peers: ## environments of what benchmarks compare with: TRL, vLLM (4 GB in .cache)
+	@benchmarks/peers/setup.sh trl
+	@benchmarks/peers/setup.sh vllm
 
 oracles: ## compare our algorithms with those that verl, TRL and OpenRLHF publish
 	@benchmarks/oracles/setup.sh

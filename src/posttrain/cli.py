@@ -127,6 +127,20 @@ def export(
     export_command(run, to, step, dtype, adapter)
 
 
+@app.command(
+    add_help_option=False,  # --help after a name is the benchmark's
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def bench(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Left out: list them.")] = None,
+) -> None:
+    """Measure this machine: posttrain bench lists what there is, bench NAME --help says more."""
+    from posttrain.commands.bench import bench_command
+
+    bench_command(name, context.args)
+
+
 @app.command()
 def doctor(json: JsonOption = False) -> None:
     """What this machine and installation have, and a remedy for what is wrong."""

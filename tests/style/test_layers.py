@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("stages",),
     ("cluster", "viewer"),
     ("doctor",),
+    ("benchmarks",),
     ("commands",),
     ("cli",),
     ("__main__",),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
-from _harness import Report, argument_parser, finish, this_machine
+from posttrain.benchmarks.options import argument_parser, finish, parse
+from posttrain.benchmarks.report import Report, this_machine
 
 HEAVY = frozenset(
     {"torch", "transformers", "numpy", "pydantic", "typer", "rich", "datasets", "ray"}
@@ -19,17 +21,17 @@ CASES = {
 }
 
 
-def wall_s(arguments: list[str]) -> float:
+def wall_s(options: list[str]) -> float:
     """Seconds of a whole process, which must succeed."""
     started = time.perf_counter()
-    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([sys.executable, *options], stdout=subprocess.DEVNULL, check=True)
     return time.perf_counter() - started
 
 
-def heavy_modules(arguments: list[str]) -> list[str]:
+def heavy_modules(options: list[str]) -> list[str]:
     """Which of `HEAVY` the process imports, from the interpreter's own log of imports."""
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", *options], capture_output=True, text=True, check=True
     )
     imported = {
         line.rpartition("|")[2].strip().partition(".")[0]
@@ -39,8 +41,9 @@ def heavy_modules(arguments: list[str]) -> list[str]:
     return sorted(HEAVY & imported)
 
 
-def main() -> None:
-    args = argument_parser(__doc__).parse_args()
+def main(arguments: Sequence[str]) -> None:
+    """The command line."""
+    args = parse(argument_parser("import-time", __doc__), arguments)
     report = Report(
         name="import-time",
         measures_what="wall time of a whole process, interpreter included",
@@ -50,16 +53,12 @@ def main() -> None:
         machine=this_machine(threads=1),
         settings={"repeats": args.repeats},
     )
-    heavy = {name: heavy_modules(arguments) for name, arguments in CASES.items()}
+    heavy = {name: heavy_modules(options) for name, options in CASES.items()}
     walls: dict[str, list[float]] = {name: [] for name in CASES}
     for _ in range(args.repeats):
-        for name, arguments in CASES.items():
-            walls[name].append(wall_s(arguments))
+        for name, options in CASES.items():
+            walls[name].append(wall_s(options))
     for name, values in walls.items():
         report.add(name, "s", values)
         report.notes.append(f"{name} loads of the heavy: {', '.join(heavy[name]) or 'none'}")
     finish(report, args)
-
-
-if __name__ == "__main__":
-    main()

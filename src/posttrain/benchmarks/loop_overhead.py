@@ -17,8 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _harness import Report, add_work_dir, argument_parser, finish, positive, scratch, this_machine
-
+from posttrain.benchmarks.options import (
+    add_work_dir,
+    argument_parser,
+    finish,
+    parse,
+    positive,
+    scratch,
+)
+from posttrain.benchmarks.report import Report, this_machine
 from posttrain.config import Recipe, default_threads
 from posttrain.recipe_files import load_recipe
 from posttrain.run import train
@@ -117,6 +124,7 @@ def add_results(report: Report, steps: Sequence[Step], checkpoint_every: int) ->
 
 
 def settings_of(recipe: Recipe, args: argparse.Namespace) -> dict[str, Any]:
+    """What the report says of the run."""
     return {
         "recipe": recipe.name,
         "model": recipe.model.path,
@@ -127,15 +135,16 @@ def settings_of(recipe: Recipe, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argument_parser(__doc__)
+def main(arguments: Sequence[str]) -> None:
+    """The command line."""
+    parser = argument_parser("loop-overhead", __doc__)
     parser.set_defaults(repeats=1)
     parser.add_argument("--recipe", default="reverse", help="shipped name or TOML file")
     parser.add_argument("--steps", type=positive, help="default: the recipe's")
     parser.add_argument("--checkpoint-every", type=positive, help="default: the recipe's")
     parser.add_argument("override", nargs="*", help="settings on top, for instance threads=1")
     add_work_dir(parser)
-    args = parser.parse_args()
+    args = parse(parser, arguments)
     recipe, base_dir = load(args)
     report = Report(
         name="loop-overhead",
@@ -152,7 +161,3 @@ def main() -> None:
             steps += watched_run(recipe, base_dir, folder / "run")
     add_results(report, steps, recipe.checkpoint.every)
     finish(report, args)
-
-
-if __name__ == "__main__":
-    main()

@@ -14,18 +14,26 @@ import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from _harness import Report, add_work_dir, argument_parser, finish, positive, scratch, this_machine
 from transformers import AutoTokenizer
 
 from posttrain import loop
 from posttrain.algo.builder import build_algorithm
+from posttrain.benchmarks.options import (
+    add_work_dir,
+    argument_parser,
+    finish,
+    parse,
+    positive,
+    scratch,
+)
+from posttrain.benchmarks.report import Report, this_machine
 from posttrain.config import RlooConfig
 from posttrain.data.curriculum import UniformCurriculum
 from posttrain.data.packing import pack
@@ -307,14 +315,15 @@ def add_results(report: Report, runs: list[tuple[Watch, TimedJournal]], trajecto
     )
 
 
-def main() -> None:
-    parser = argument_parser(__doc__)
+def main(arguments: Sequence[str]) -> None:
+    """The command line."""
+    parser = argument_parser("control-plane", __doc__)
     parser.add_argument("--trajectories", type=positive, default=20_000, help="of each run")
     parser.add_argument("--groups-per-step", type=positive, default=8)
     parser.add_argument("--completion-tokens", type=positive, default=16)
     parser.add_argument("--tokenizer", default="tiny-char", help="model whose tokenizer is used")
     add_work_dir(parser)
-    args = parser.parse_args()
+    args = parse(parser, arguments)
     torch.set_num_threads(1)
     trajectories = steps_of(args) * args.groups_per_step * GROUP_SIZE
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(args.tokenizer))
@@ -339,7 +348,3 @@ def main() -> None:
             runs.append(one_run(folder / "run", tokenizer, args))
     add_results(report, runs, trajectories)
     finish(report, args)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,30 +1,24 @@
-"""What every benchmark shares: repeated measurements, ratios, facts of the machine, one report.
+"""What every benchmark reports: repeated measurements, ratios, facts of the machine.
 
 A number without its spread and its machine is not a result, so a report always carries both.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import os
 import platform
 import statistics
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from posttrain.config import default_threads
 
 MIN_REPEATS = 5
 """Fewer values than this have no median worth recording."""
-
-BASELINES = Path(__file__).parent / "baselines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,66 +202,6 @@ def _number(value: float) -> str:
     if value != 0 and abs(value) < 0.01:
         return f"{value:.2e}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"
-
-
-# --- the command line of a benchmark --------------------------------------------------------------
-
-
-def argument_parser(description: str | None) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/baselines/NAME.json")
-    parser.add_argument(
-        "--repeats", type=positive, default=MIN_REPEATS, help="measurements (default %(default)s)"
-    )
-    return parser
-
-
-def add_threads(parser: argparse.ArgumentParser) -> None:
-    """--threads, for benchmarks that compute in this process."""
-    parser.add_argument(
-        "--threads", type=positive, default=default_threads(), help="default: the cores allowed"
-    )
-
-
-def add_work_dir(parser: argparse.ArgumentParser) -> None:
-    """--work-dir, for benchmarks whose runs write to a disk that is part of the number."""
-    parser.add_argument(
-        "--work-dir",
-        type=Path,
-        default=None,
-        help="existing folder on the disk to measure; default: the system's temporary folder",
-    )
-
-
-def positive(text: str) -> int:
-    """argparse type: an integer from 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return value
-
-
-@contextmanager
-def scratch(work_dir: Path | None) -> Iterator[Path]:
-    """A folder that is removed afterwards."""
-    with TemporaryDirectory(prefix="posttrain-bench-", dir=work_dir) as folder:
-        yield Path(folder)
-
-
-def progress(text: str) -> None:
-    """A line on standard error: standard output is the report's."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def finish(report: Report, args: argparse.Namespace) -> None:
-    """Print the report, and save it when asked to."""
-    print(json.dumps(report.as_json()) if args.json else report.as_text())
-    if args.save:
-        progress(f"saved {save(report, BASELINES)}")
 
 
 def save(report: Report, folder: Path) -> Path:

@@ -12,28 +12,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _harness import (
-    Report,
+from posttrain.benchmarks.options import (
     add_work_dir,
     argument_parser,
     finish,
+    parse,
     positive,
     progress,
     scratch,
-    this_machine,
 )
-
+from posttrain.benchmarks.report import Report, this_machine
 from posttrain.config import Recipe, default_threads
+from posttrain.errors import BenchmarkError
 from posttrain.journal import Journal
 from posttrain.recipe_files import load_recipe
 
@@ -76,7 +77,7 @@ def training(
     args: argparse.Namespace, run_dir: Path, *options: str
 ) -> Iterator[Iterator[tuple[float, dict[str, Any]]]]:
     """A training process and its events with their times of arrival; it ends by SIGKILL."""
-    command = [sys.executable, __file__, "--worker", args.recipe, *overrides(args)]
+    command = [sys.executable, "-m", __spec__.name, args.recipe, *overrides(args)]
     process = subprocess.Popen(
         [*command, "--run-dir", str(run_dir), *options], stdout=subprocess.PIPE, text=True
     )
@@ -102,7 +103,7 @@ def killed_run(args: argparse.Namespace, run_dir: Path) -> None:
         for _, event in events:
             if event["event"] == "step" and event["step"] >= last:
                 return
-    raise SystemExit(f"resume: the run ended before step {last}; lower --checkpoint-every")
+    raise BenchmarkError(f"resume: the run ended before step {last}; lower --checkpoint-every")
 
 
 def one_resume(args: argparse.Namespace, run_dir: Path) -> Resume:
@@ -117,7 +118,9 @@ def one_resume(args: argparse.Namespace, run_dir: Path) -> Resume:
                 begun = now - event["time/step_s"]
                 break
         else:
-            raise SystemExit(f"resume: no step after the resume in {run_dir}; its output is above")
+            raise BenchmarkError(
+                f"resume: no step after the resume in {run_dir}; its output is above"
+            )
     return Resume(
         start_up_s=restored - restore_s - started,
         restore_s=restore_s,
@@ -156,7 +159,6 @@ def add_results(report: Report, resumes: list[Resume], cost: Regeneration) -> No
 
 def worker(arguments: list[str]) -> None:
     """`posttrain train ... --json`, which also says how long the restore took."""
-    from posttrain.cli import main as command_line
     from posttrain.training.checkpoints import CheckpointStore
 
     restore_newest = CheckpointStore.restore_newest
@@ -170,10 +172,11 @@ def worker(arguments: list[str]) -> None:
 
     CheckpointStore.restore_newest = timed
     sys.argv = ["posttrain", "train", *arguments, "--json"]
-    command_line()
+    runpy.run_module("posttrain.cli", run_name="__main__")
 
 
 def settings_of(recipe: Recipe, cost: Regeneration) -> dict[str, Any]:
+    """What the report says of the run."""
     return {
         "recipe": recipe.name,
         "model": recipe.model.path,
@@ -183,14 +186,15 @@ def settings_of(recipe: Recipe, cost: Regeneration) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argument_parser(__doc__)
+def main(arguments: Sequence[str]) -> None:
+    """The command line."""
+    parser = argument_parser("resume", __doc__)
     parser.add_argument("--recipe", default="reverse", help="shipped name or TOML file")
     parser.add_argument("--checkpoint-every", type=positive, default=20)
     parser.add_argument("--redo", type=positive, default=15, help="steps after the checkpoint")
     parser.add_argument("override", nargs="*", help="settings on top, for instance threads=1")
     add_work_dir(parser)
-    args = parser.parse_args()
+    args = parse(parser, arguments)
     if args.redo >= args.checkpoint_every:
         parser.error("--redo must be below --checkpoint-every, else there is a newer checkpoint")
     recipe, _ = load_recipe(args.recipe, overrides(args))
@@ -223,7 +227,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        worker(sys.argv[2:])
-    else:
-        main()
+    worker(sys.argv[1:])

@@ -12,15 +12,25 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from _harness import Report, add_threads, argument_parser, finish, positive, progress, this_machine
 from transformers import AutoModelForCausalLM
 
 from posttrain.algo.builder import build_algorithm
+from posttrain.benchmarks.options import (
+    add_model,
+    add_threads,
+    argument_parser,
+    finish,
+    parse,
+    positive,
+    progress,
+)
+from posttrain.benchmarks.report import Report, this_machine
 from posttrain.config import (
     LearnerConfig,
     ModelConfig,
@@ -30,6 +40,7 @@ from posttrain.config import (
     RlooConfig,
 )
 from posttrain.data.packing import pack
+from posttrain.errors import BenchmarkError
 from posttrain.randomness import stream
 from posttrain.training.learner import InlineLearner
 from posttrain.training.models import resolve_model
@@ -187,7 +198,10 @@ def compare(
         "transformers"
     )
     if abs(ours - theirs) > MAX_NORM_DIFFERENCE * theirs:
-        raise SystemExit(f"train-step: not the same work, no comparison: {report.notes[-1]}")
+        raise BenchmarkError(
+            f"train-step: not the same work, so there is no comparison: {report.notes[-1]}; look "
+            "for what changed in either"
+        )
     report.notes.append(
         f"{label}: {rows['shared']} rows with the prefix tree, {rows['alone']} without "
         f"({rows['alone'] / rows['shared']:.2f}x), {len(shared)} samples"
@@ -199,10 +213,10 @@ def num_rows(samples: list[TrainSample], max_tokens: int) -> int:
     return sum(m.num_rows for m in pack(samples, max_tokens))
 
 
-def parse() -> argparse.Namespace:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="known name or a folder")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+def options(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line's."""
+    parser = argument_parser("train-step", __doc__)
+    add_model(parser)
     parser.add_argument("--groups", type=positive, default=24)
     parser.add_argument("--group-size", type=positive, default=8)
     parser.add_argument("--prompt-tokens", type=positive, default=60)
@@ -210,14 +224,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--completion-tokens", type=positive, nargs="+", default=[3, 32])
     parser.add_argument("--max-tokens", type=positive, default=2048, help="of a micro-batch")
     add_threads(parser)
-    args = parser.parse_args()
+    args = parse(parser, arguments)
     if args.shared_tokens >= args.prompt_tokens:
         parser.error("--shared-tokens must be below --prompt-tokens")
     return args
 
 
-def main() -> None:
-    args = parse()
+def main(arguments: Sequence[str]) -> None:
+    """The command line."""
+    args = options(arguments)
     torch.set_num_threads(args.threads)
     report = Report(
         name="train-step",
@@ -250,7 +265,3 @@ def main() -> None:
     for completion in args.completion_tokens:
         compare(report, args, policy, learner, plain, completion)
     finish(report, args)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""Benchmarks: one module each, listed in `catalog`; how to run them is in docs/performance.md."""
