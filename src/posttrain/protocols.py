@@ -78,7 +78,7 @@ class Learner(Protocol):
         ...
 
     def weights_hash(self) -> str:
-        """SHA-256 of the trainable parameters in fp32, names and shapes included."""
+        """A hash of the trainable parameters in fp32, names and shapes included."""
         ...
 
     def save(self, folder: Path) -> None:

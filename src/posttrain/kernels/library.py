@@ -170,6 +170,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "logit_stats": [_P, _P, _F, _P, _P, _P, _L, _I, _I],
     "logit_stats_backward": [_P, _P, _F, _P, _P, _P, _P, _L, _I, _I],
     "sample": [_P, _P, _P, _P, _P, _L, _I, _I],
+    "nh_chunks": [_P, _L, _P, _I, _P, _I],
     "pool_write": [_P, _P, _P, _P, _P, _L, _I, _I, _I, _I],
     "pool_attention": [_P, _P, _P, _P, _I, _P, _P, _P, _L, _P, *_SHAPE],
     "tree_attention": [_P, _P, _P, _P, _P, _P, _P, _L, _I, _P, _P, *_SHAPE],

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from posttrain.config import OptimConfig
 from posttrain.errors import JournalCorruptError
+from posttrain.kernels.checksum import checksum
 
 _MASTERS, _MOMENTS = "masters.safetensors", "moments.safetensors"
 _NUM_UPDATES = "num_updates"
@@ -128,20 +128,16 @@ class MasterOptimizer:
                     param.copy_(master)
 
     def weights_hash(self) -> str:
-        """SHA-256 of the SHA-256 of every master (name, shape, fp32 bytes), in name order; several
-        are computed at a time.
+        """SHA-256 over name, shape and checksum (kernels/checksum.py) of every master, by name.
 
         Where weights are frozen beside an adapter, their own hash comes first: other base weights
         are another policy.
         """
-        names = sorted(self._masters)
-        largest_first = sorted(names, key=lambda name: -self._masters[name].numel())
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            found = pool.map(lambda n: _digest_of(n, self._masters[n]), largest_first)
-            digests = dict(zip(largest_first, found, strict=True))
         joined = hashlib.sha256(self._frozen_digest)
-        for name in names:
-            joined.update(digests[name])
+        for name in sorted(self._masters):
+            master = self._masters[name]
+            joined.update(repr((name, tuple(master.shape))).encode())
+            joined.update(checksum(master))
         return joined.hexdigest()
 
     @cached_property
@@ -194,13 +190,6 @@ class MasterOptimizer:
                         "exp_avg_sq": moments[f"exp_avg_sq/{name}"],
                     }
         self._refresh()
-
-
-def _digest_of(name: str, master: torch.Tensor) -> bytes:
-    tensor = master.detach().contiguous()
-    digest = hashlib.sha256(repr((name, tuple(tensor.shape))).encode())
-    digest.update(tensor.view(-1).numpy().data.cast("B"))
-    return digest.digest()
 
 
 def sha256_of(path: Path) -> str:
