@@ -24,7 +24,7 @@ from posttrain.evaluation.evaluator import Evaluator
 from posttrain.evaluation.given import GivenEvaluator
 from posttrain.journal import Journal
 from posttrain.kernels.library import LEAVE_OUT, kind, library
-from posttrain.memory import memory_limit
+from posttrain.memory import keep_freed_memory, memory_limit
 from posttrain.protocols import EnvSpec, GroupSource, Reward, TaskSet
 from posttrain.rollout.episode import EpisodeLimits, EpisodeRunner
 from posttrain.rollout.given import GivenProducer, check_given
@@ -77,6 +77,7 @@ def set_threads(recipe: Recipe) -> int:
     """Fix the number of compute threads: sums are split by it, so it is part of the result."""
     threads = recipe.threads or default_threads()
     torch.set_num_threads(threads)
+    keep_freed_memory()
     torch.use_deterministic_algorithms(recipe.deterministic)
     # Nothing here reads uninitialised memory, so there is no need to fill it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 from collections.abc import Iterator
@@ -39,3 +40,19 @@ def resident_bytes() -> int:
     except OSError:
         return peak_bytes()
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST = (1 << 31) - 1
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library hand freed memory out again, whatever its size, in place of giving it back
+    to the system and asking for pages anew: a training step frees and takes a gigabyte. False where
+    the library is not glibc or refuses.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, 1 << 30) and mallopt(_M_TRIM_THRESHOLD, _LARGEST))

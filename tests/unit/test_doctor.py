@@ -195,6 +195,13 @@ def test_a_cgroup_limit_below_the_machine_counts(monkeypatch: pytest.MonkeyPatch
     assert "cgroup" not in doctor._memory().detail
 
 
+def test_freed_memory_stays_with_the_process() -> None:
+    """glibc takes the settings; other C libraries say no and lose nothing."""
+    import platform
+
+    assert memory.keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+
+
 @pytest.mark.parametrize(("free", "status"), [(100 * GIB, "ok"), (3 * GIB, "warn"), (1, "fail")])
 def test_little_room_is_seen_before_a_run_starts(
     free: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

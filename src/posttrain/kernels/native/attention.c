@@ -78,7 +78,25 @@ static void load_queries(const bf16 *rows, int64_t stride, int64_t offset, const
 /* out [n][blocks * 16] = products of each query with each token; n is a constant at each call. */
 INLINE void products_of(const int n, const uint32_t *queries, const bf16 *const *blocks, int first,
                         int last, const Shape *s, float *out, int width) {
-    for (int b = first; b < last; b++) {
+    int b = first;
+    if (n <= 4) /* two blocks at a time: more sums in flight than one instruction takes to finish */
+        for (; b + 1 < last; b += 2) {
+            f32x16 left[4], right[4];
+            for (int i = 0; i < n; i++) left[i] = right[i] = splat(0);
+            for (int pair = 0; pair < s->padded_d / 2; pair++) {
+                u32x16 a = *(const u32x16_u *)(blocks[b] + pair * LANES * 2);
+                u32x16 c = *(const u32x16_u *)(blocks[b + 1] + pair * LANES * 2);
+                for (int i = 0; i < n; i++) {
+                    left[i] = dot_pairs(left[i], a, queries[i * MAX_D / 2 + pair]);
+                    right[i] = dot_pairs(right[i], c, queries[i * MAX_D / 2 + pair]);
+                }
+            }
+            for (int i = 0; i < n; i++) {
+                store_f32(out + i * width + b * LANES, left[i]);
+                store_f32(out + i * width + (b + 1) * LANES, right[i]);
+            }
+        }
+    for (; b < last; b++) {
         f32x16 sums[TILE];
         for (int i = 0; i < n; i++) sums[i] = splat(0);
         for (int pair = 0; pair < s->padded_d / 2; pair++) {
@@ -412,8 +430,9 @@ static void attend_backward(const bf16 *q, const bf16 *out, const bf16 *dout, co
     }
 }
 
-/* Parts of a wave of sequences, float32: one for each sequence and head, of its own padded length. */
-#define WAVE_FLOATS (8 << 20)
+/* Parts of a wave of sequences, float32: one for each sequence and head, of its own padded length.
+ * At 16 MB the C library hands the same memory out again, call after call. */
+#define WAVE_FLOATS (4 << 20)
 
 /* Add the wave's parts to the rows of their paths, sequence after sequence. sums [kv_heads][rows]
  * [padded_d]. */
@@ -458,8 +477,11 @@ API int tree_attention_backward(const bf16 *q, const bf16 *k, const bf16 *v, con
     Shape s = make_shape(scaling, softcap, window, heads, kv_heads, d);
     int max_blocks = (longest + LANES - 1) / LANES, width = max_blocks * LANES, failed = 0;
     int64_t stride = (int64_t)kv_heads * d, of_rows = kv_heads * num_rows * s.padded_d;
-    int64_t longest_part = max_blocks * block_size(&s) * kv_heads;
-    int64_t wave = WAVE_FLOATS > longest_part ? WAVE_FLOATS : longest_part;
+    int64_t all = 0, longest_part = max_blocks * block_size(&s) * kv_heads;
+    for (int64_t n = 0; n < sequences; n++)
+        all += (starts[n + 1] - starts[n] + LANES - 1) / LANES * block_size(&s) * kv_heads;
+    int64_t wave = all < WAVE_FLOATS ? all : WAVE_FLOATS;
+    wave = wave > longest_part ? wave : longest_part;
     int64_t *offsets = malloc(sizeof(int64_t) * (size_t)(sequences * kv_heads + 1));
     float *sum_dk = calloc((size_t)of_rows + 1, sizeof(float));
     float *sum_dv = calloc((size_t)of_rows + 1, sizeof(float));
