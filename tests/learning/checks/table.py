@@ -5,6 +5,7 @@ An arm is a token. An episode is a prompt of one token and one arm. Shapes: A ar
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -46,6 +47,12 @@ class TablePolicy:
 
     def __init__(self, logits_A: Tensor) -> None:
         self.model = _Table(logits_A)
+        self.lock = threading.Lock()
+
+    exact = kernel_logits = False  # no kernel reads a table
+
+    def padded_rows(self, count: int) -> int:
+        return count
 
     def tree_hidden(self, micro: Microbatch) -> Tensor:
         """Nothing: every state is the same."""
